@@ -1,0 +1,154 @@
+#include "engine/block_pool.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <headlong/error.hpp>
+#include <new>
+
+#include "engine/validate.hpp"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace headlong {
+namespace {
+
+constexpr std::size_t kFirstSlabBytes = std::size_t{64} << 10U;  // a test's cache should not cost megabytes
+constexpr std::size_t kLargestSlabBytes = std::size_t{64} << 20U;  // bounds what the last slab may leave unused
+constexpr std::size_t kHugePageBytes = std::size_t{2} << 20U;
+
+constexpr std::int64_t kMaxDim = std::int64_t{1} << 20;    // bounds block_bytes far below 2^63:
+constexpr std::int64_t kMaxHeads = std::int64_t{1} << 20;  // 2^20 heads * 2^6 tokens * 2^21 dims * 4 bytes = 2^49
+
+kernels::BlockLayout layout_of(const KvShape& shape) noexcept {
+    return {static_cast<std::size_t>(shape.head_dim), static_cast<std::size_t>(shape.value_dim)};
+}
+
+void check_range(const char* name, std::int64_t value, std::int64_t most) {
+    if (value < 1 || value > most) throw InvalidArgument(fmt::format("{} is {}; allowed: 1 to {}", name, value, most));
+}
+
+void ask_for_huge_pages(std::byte* memory, std::size_t bytes) noexcept {
+#if defined(__linux__)
+    // Only a hint, and only for whole pages of ours: 4 KiB pages cost a TLB miss per page of a 2 MiB span.
+    if (bytes >= kHugePageBytes) static_cast<void>(madvise(memory, bytes / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE));
+#else
+    static_cast<void>(memory);
+    static_cast<void>(bytes);
+#endif
+}
+
+}  // namespace
+
+const char* to_string(KvType type) noexcept {
+    switch (type) {
+        case KvType::f32: return "f32";
+        case KvType::f16: return "f16";
+        case KvType::bf16: return "bf16";
+        case KvType::int8: return "int8";
+        case KvType::int4: return "int4";
+    }
+    return "unknown";
+}
+
+void check_shape(const KvShape& shape) {
+    check_range("KvShape: kv_heads", shape.kv_heads, kMaxHeads);
+    check_range("KvShape: head_dim", shape.head_dim, kMaxDim);
+    check_range("KvShape: value_dim", shape.value_dim, kMaxDim);
+    for (const auto& [name, type] : {std::pair{"key_type", shape.key_type}, std::pair{"value_type", shape.value_type}}) {
+        if (type != KvType::f32) {
+            throw Unsupported(fmt::format("KvShape: {} {} is not built yet; use f32", name, to_string(type)));
+        }
+    }
+}
+
+std::size_t block_bytes_of(const KvShape& shape) noexcept {
+    return layout_of(shape).bytes() * static_cast<std::size_t>(shape.kv_heads);
+}
+
+BlockPool::Impl::Impl(const KvShape& shape, std::pmr::memory_resource& memory)
+    : shape_(shape), layout_(layout_of(shape)), block_bytes_(block_bytes_of(shape)), memory_(memory) {}
+
+BlockPool::Impl::~Impl() {
+    for (const auto& slab : slabs_) memory_.deallocate(slab->memory, slab->bytes, slab->alignment);
+}
+
+std::size_t BlockPool::Impl::used_bytes() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return (blocks_ - free_.size()) * block_bytes_;
+}
+
+std::size_t BlockPool::Impl::reserved_bytes() const noexcept {
+    const std::lock_guard lock(mutex_);
+    return reserved_bytes_;
+}
+
+void BlockPool::Impl::add_slab(std::size_t needed_blocks) {
+    // Doubling what is there keeps the number of slabs small without reserving much more than is used. Where memory
+    // is short a smaller slab may still do, down to a single block.
+    const std::size_t wanted_bytes = std::clamp(reserved_bytes_, kFirstSlabBytes, kLargestSlabBytes);
+    std::size_t blocks = std::clamp<std::size_t>(wanted_bytes / block_bytes_, 1, std::size_t{1} << 20U);
+    auto slab = std::make_unique<Slab>();
+    for (;;) {
+        slab->bytes = blocks * block_bytes_;
+        slab->alignment = slab->bytes >= kHugePageBytes ? kHugePageBytes : kernels::kAlignment;
+        try {
+            slab->nonfinite = std::make_unique<std::uint8_t[]>(blocks * static_cast<std::size_t>(shape_.kv_heads));
+            slabs_.reserve(slabs_.size() + 1);
+            free_.reserve(blocks_ + blocks);
+            slab->memory = static_cast<std::byte*>(memory_.allocate(slab->bytes, slab->alignment));
+            break;
+        } catch (const std::bad_alloc&) {
+            if (blocks == 1) throw;
+            blocks = blocks > needed_blocks ? std::max<std::size_t>(needed_blocks, blocks / 2) : blocks / 2;
+        }
+    }
+    ask_for_huge_pages(slab->memory, slab->bytes);
+    slab->blocks = blocks;
+    slab->head_bytes = layout_.bytes();
+    slab->values_offset = layout_.values_offset() * sizeof(float);
+    for (std::size_t i = blocks; i-- > 0;) free_.push_back({slab.get(), static_cast<std::uint32_t>(i)});
+    reserved_bytes_ += slab->bytes;
+    blocks_ += blocks;
+    slabs_.push_back(std::move(slab));
+}
+
+void BlockPool::Impl::take(std::vector<Block>& blocks) {
+    {
+        const std::lock_guard lock(mutex_);
+        while (free_.size() < blocks.size()) add_slab(blocks.size() - free_.size());
+        for (Block& block : blocks) {
+            block = free_.back();
+            free_.pop_back();
+        }
+    }
+    // Dead lanes hold 0 from here on: they are multiplied by a weight of -0, and must stay finite.
+    for (const Block& block : blocks) {
+        for (std::size_t head = 0; head < static_cast<std::size_t>(shape_.kv_heads); ++head) {
+            std::memset(block.keys(head), 0, layout_.bytes());
+            block.nonfinite(head) = 0;
+        }
+    }
+}
+
+void BlockPool::Impl::give_back(const Block& block) noexcept {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(block);
+}
+
+BlockPool::BlockPool(const KvShape& shape, std::pmr::memory_resource* memory) {
+    check_shape(shape);
+    impl_ = std::make_unique<Impl>(shape, memory != nullptr ? *memory : *std::pmr::new_delete_resource());
+}
+
+BlockPool::~BlockPool() = default;
+
+const KvShape& BlockPool::shape() const noexcept { return impl_->shape(); }
+std::size_t BlockPool::block_bytes() const noexcept { return impl_->block_bytes(); }
+std::size_t BlockPool::used_bytes() const noexcept { return impl_->used_bytes(); }
+std::size_t BlockPool::reserved_bytes() const noexcept { return impl_->reserved_bytes(); }
+
+}  // namespace headlong

@@ -1,0 +1,80 @@
+// The pool of blocks behind headlong::BlockPool.
+//
+// A slab is one allocation laid out as [kv_head][block][key panels | value rows], so that consecutive blocks of a
+// head are contiguous. A block is a slab and an index in it. Slabs never move: a reader may use a block while another
+// cache makes the pool grow.
+#pragma once
+
+#include <cstdint>
+#include <headlong/kv_cache.hpp>
+#include <memory>
+#include <memory_resource>
+#include <mutex>
+#include <vector>
+
+#include "kernels/layout.hpp"
+
+namespace headlong {
+
+struct Slab {
+    std::byte* memory = nullptr;
+    std::size_t bytes = 0;
+    std::size_t alignment = 0;
+    std::size_t blocks = 0;
+    std::size_t head_bytes = 0;   ///< one block of one KV head
+    std::size_t values_offset = 0;  ///< bytes from a head's block to its value rows
+    std::unique_ptr<std::uint8_t[]> nonfinite;  ///< [kv_head][block]: the values may hold a NaN or infinity
+};
+
+/// One block of all KV heads.
+struct Block {
+    Slab* slab = nullptr;
+    std::uint32_t index = 0;
+
+    float* keys(std::size_t head) const noexcept {
+        return reinterpret_cast<float*>(slab->memory + (head * slab->blocks + index) * slab->head_bytes);
+    }
+    float* values(std::size_t head) const noexcept {
+        return reinterpret_cast<float*>(slab->memory + (head * slab->blocks + index) * slab->head_bytes + slab->values_offset);
+    }
+    std::uint8_t& nonfinite(std::size_t head) const noexcept { return slab->nonfinite[head * slab->blocks + index]; }
+};
+
+class BlockPool::Impl {
+  public:
+    Impl(const KvShape& shape, std::pmr::memory_resource& memory);
+    ~Impl();
+    Impl(const Impl&) = delete;
+    Impl& operator=(const Impl&) = delete;
+
+    const KvShape& shape() const noexcept { return shape_; }
+    kernels::BlockLayout layout() const noexcept { return layout_; }
+    std::size_t block_bytes() const noexcept { return block_bytes_; }
+    std::size_t used_bytes() const noexcept;
+    std::size_t reserved_bytes() const noexcept;
+
+    /// Fills `blocks` with cleared blocks. Throws std::bad_alloc and takes nothing if there is no memory for all.
+    void take(std::vector<Block>& blocks);
+    void give_back(const Block& block) noexcept;
+
+  private:
+    void add_slab(std::size_t needed_blocks);
+
+    const KvShape shape_;
+    const kernels::BlockLayout layout_;
+    const std::size_t block_bytes_;
+    std::pmr::memory_resource& memory_;
+    mutable std::mutex mutex_;
+    std::vector<std::unique_ptr<Slab>> slabs_;
+    std::vector<Block> free_;  ///< a stack; capacity for all blocks, so that giving back cannot fail
+    std::size_t blocks_ = 0;
+    std::size_t reserved_bytes_ = 0;
+};
+
+/// Throws InvalidArgument or Unsupported unless a pool can hold rows of this shape.
+void check_shape(const KvShape& shape);
+
+/// Bytes of one block of that shape; the shape has been checked.
+std::size_t block_bytes_of(const KvShape& shape) noexcept;
+
+}  // namespace headlong

@@ -1,0 +1,75 @@
+// How many processors this process may use. oneTBB 2021 knows the affinity mask but not the cgroup's quota: an arena
+// larger than the quota is throttled for most of every period.
+#include <sched.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <headlong/context.hpp>
+#include <limits>
+#include <string>
+#include <thread>
+
+namespace headlong {
+namespace {
+
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+
+/// cgroup v2: "max 100000" or "150000 100000" (quota and period in microseconds).
+double quota_v2(const std::string& folder) {
+    std::ifstream file(folder + "/cpu.max");
+    std::string quota;
+    double period = 0;
+    if (!(file >> quota >> period) || quota == "max" || period <= 0) return kNoLimit;
+    const double microseconds = std::atof(quota.c_str());
+    return microseconds > 0 ? microseconds / period : kNoLimit;
+}
+
+/// cgroup v1: -1 = no quota.
+double quota_v1(const std::string& folder) {
+    std::ifstream quota_file(folder + "/cpu.cfs_quota_us");
+    std::ifstream period_file(folder + "/cpu.cfs_period_us");
+    double quota = 0;
+    double period = 0;
+    if (!(quota_file >> quota) || !(period_file >> period) || quota <= 0 || period <= 0) return kNoLimit;
+    return quota / period;
+}
+
+/// The least quota of the process's own cgroup and its ancestors (a container sees its own at the root).
+double cgroup_cpus() {
+    double cpus = std::min(quota_v2("/sys/fs/cgroup"), quota_v1("/sys/fs/cgroup/cpu"));
+    std::ifstream file("/proc/self/cgroup");
+    for (std::string line; std::getline(file, line);) {  // "0::/path" or "4:cpu,cpuacct:/path"
+        const std::size_t first = line.find(':');
+        const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+        if (second == std::string::npos) continue;
+        const std::string controllers = line.substr(first + 1, second - first - 1);
+        const bool v2 = controllers.empty();
+        const bool v1 = ("," + controllers + ",").find(",cpu,") != std::string::npos;
+        if (!v1 && !v2) continue;
+        for (std::string path = line.substr(second + 1); path.size() > 1;) {
+            cpus = std::min(cpus, v2 ? quota_v2("/sys/fs/cgroup" + path) : quota_v1("/sys/fs/cgroup/cpu" + path));
+            const std::size_t slash = path.rfind('/');
+            if (slash == std::string::npos) break;
+            path.resize(slash);
+        }
+    }
+    return cpus;
+}
+
+}  // namespace
+
+std::size_t default_concurrency() {
+    std::size_t cpus = std::max(1U, std::thread::hardware_concurrency());
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) {
+        cpus = std::min(cpus, static_cast<std::size_t>(std::max(1, CPU_COUNT(&set))));
+    }
+    const double quota = cgroup_cpus();
+    if (quota < static_cast<double>(cpus)) cpus = static_cast<std::size_t>(std::max(1.0, std::ceil(quota)));
+#endif
+    return cpus;
+}
+
+}  // namespace headlong

@@ -1,0 +1,256 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "engine/context_impl.hpp"
+#include "engine/kv_cache_impl.hpp"
+#include "engine/parallel.hpp"
+#include "engine/validate.hpp"
+
+namespace headlong {
+namespace {
+
+constexpr auto kBlock = static_cast<std::int64_t>(kernels::kBlockTokens);
+constexpr std::int64_t kMaxLayers = std::int64_t{1} << 20;
+
+std::size_t blocks_for(std::int64_t tokens) noexcept {
+    return static_cast<std::size_t>(tokens / kBlock + (tokens % kBlock != 0 ? 1 : 0));
+}
+
+void check_options(const KvCacheOptions& options) {
+    check_shape(options.shape);
+    if (options.layers < 1 || options.layers > kMaxLayers) {
+        throw InvalidArgument(fmt::format("KvCacheOptions: layers is {}; allowed: 1 to {}", options.layers, kMaxLayers));
+    }
+    if (options.capacity < 1) {
+        throw InvalidArgument(fmt::format("KvCacheOptions: capacity is {}; it must be at least 1", options.capacity));
+    }
+    if (options.sink_tokens != 0) throw Unsupported("KvCacheOptions: sink_tokens is not built yet; leave it 0");
+    if (!options.layer_windows.empty()) throw Unsupported("KvCacheOptions: layer_windows is not built yet; leave it empty");
+    if (options.pool != nullptr && options.memory != nullptr) {
+        throw InvalidArgument("KvCacheOptions: pool and memory are both set; give one");
+    }
+    if (options.pool != nullptr && !(options.pool->shape() == options.shape)) {
+        throw InvalidArgument("KvCacheOptions: pool holds blocks of another shape than the cache's");
+    }
+}
+
+std::shared_ptr<BlockPool> pool_of(const KvCacheOptions& options) {
+    check_options(options);
+    return options.pool != nullptr ? options.pool : std::make_shared<BlockPool>(options.shape, options.memory);
+}
+
+kernels::Rows rows_of(const InputTensor<3>& view, std::int64_t head, std::int64_t first, std::size_t count) noexcept {
+    return {floats(view.data) + head * view.strides[0] + first * view.strides[1],
+            kernels::SourceType::f32,
+            view.strides[1],
+            view.strides[2],
+            count,
+            static_cast<std::size_t>(view.extents[2])};
+}
+
+}  // namespace
+
+KvCache::Impl::Impl(const KvCacheOptions& options)
+    : pool(pool_of(options)), capacity(options.capacity), layers(static_cast<std::size_t>(options.layers)) {}
+
+KvCache::Impl::~Impl() { reset(); }
+
+const KvCache::Impl::Layer& KvCache::Impl::layer(std::size_t index) const {
+    if (index >= layers.size()) {
+        throw InvalidArgument(fmt::format("layer is {}; the cache has layers 0 to {}", index, layers.size() - 1));
+    }
+    return layers[index];
+}
+
+std::int64_t KvCache::Impl::length() const noexcept {
+    std::int64_t least = layers.front().length;
+    for (const Layer& layer : layers) least = std::min(least, layer.length);
+    return least;
+}
+
+void KvCache::Impl::take_blocks(std::span<Layer> these, std::int64_t tokens) {
+    std::vector<Block> taken;
+    std::size_t missing = 0;
+    for (Layer& layer : these) {
+        const std::size_t needed = blocks_for(layer.length + tokens);
+        if (needed <= layer.blocks.size()) continue;
+        missing += needed - layer.blocks.size();
+        layer.blocks.reserve(std::max(needed, layer.blocks.capacity() < needed ? 2 * layer.blocks.capacity() : 0));
+    }
+    if (missing == 0) return;
+    taken.resize(missing);
+    pool->impl().take(taken);
+    auto next = taken.begin();
+    for (Layer& layer : these) {  // from here on nothing can fail
+        for (std::size_t needed = blocks_for(layer.length + tokens); layer.blocks.size() < needed;) {
+            layer.blocks.push_back(*next++);
+        }
+    }
+}
+
+void KvCache::Impl::reserve(std::int64_t tokens) {
+    if (tokens < 0) throw InvalidArgument(fmt::format("reserve: tokens is {}; it must not be negative", tokens));
+    for (const Layer& layer : layers) {
+        if (tokens > capacity - layer.length) {
+            throw OutOfMemory(fmt::format("reserve: {} tokens after {} exceed the cache's capacity of {}", tokens, layer.length, capacity));
+        }
+    }
+    take_blocks(layers, tokens);
+}
+
+void KvCache::Impl::append(Context& context, std::size_t index, const InputTensor<3>& keys, const InputTensor<3>& values) {
+    static_cast<void>(layer(index));
+    Layer& layer = layers[index];
+    const KvShape& shape = pool->shape();
+    check_input("keys", keys);
+    check_input("values", values);
+    check_extent("keys", 0, keys.extents[0], shape.kv_heads, "the cache's kv_heads");
+    check_extent("keys", 2, keys.extents[2], shape.head_dim, "the cache's head_dim");
+    check_extent("values", 0, values.extents[0], shape.kv_heads, "the cache's kv_heads");
+    check_extent("values", 1, values.extents[1], keys.extents[1], "the number of keys");
+    check_extent("values", 2, values.extents[2], shape.value_dim, "the cache's value_dim");
+    const std::int64_t tokens = keys.extents[1];
+    if (tokens > capacity - layer.length) {
+        throw OutOfMemory(fmt::format("append: {} tokens after {} exceed the cache's capacity of {}", tokens, layer.length, capacity));
+    }
+    if (tokens == 0) return;
+    take_blocks(std::span(&layer, 1), tokens);
+
+    const std::int64_t begin = layer.length;
+    const std::int64_t end = begin + tokens;
+    const auto heads = static_cast<std::size_t>(shape.kv_heads);
+    const std::size_t first_block = static_cast<std::size_t>(begin / kBlock);
+    const std::size_t blocks = blocks_for(end) - first_block;
+    const kernels::KernelTable& kernels = context.impl().kernels;
+    const std::size_t pitch = pool->impl().layout().pitch();
+    const auto pack = [&](std::size_t task, std::size_t) noexcept {
+        const std::size_t head = task % heads;
+        const std::size_t block_index = first_block + task / heads;
+        const auto block_begin = static_cast<std::int64_t>(block_index) * kBlock;
+        const std::int64_t from = std::max(begin, block_begin);
+        const auto count = static_cast<std::size_t>(std::min(end, block_begin + kBlock) - from);
+        const auto lane = static_cast<std::size_t>(from - block_begin);
+        const Block& block = layer.blocks[block_index];
+        kernels.pack_panels({rows_of(keys, static_cast<std::int64_t>(head), from - begin, count), block.keys(head), lane});
+        if (kernels.pack_rows({rows_of(values, static_cast<std::int64_t>(head), from - begin, count),
+                               block.values(head) + lane * pitch, pitch})) {
+            block.nonfinite(head) = 1;
+        }
+    };
+    // A decode step moves a few KiB: not worth waking a thread. From 64 KiB on it is.
+    constexpr std::int64_t kParallelElements = 16384;
+    const bool large = tokens * shape.kv_heads * (shape.head_dim + shape.value_dim) >= kParallelElements;
+    if (large) {
+        parallel_for(*context.impl().executor, blocks * heads, pack);
+    } else {
+        const FloatEnvironment environment;
+        for (std::size_t task = 0; task < blocks * heads; ++task) pack(task, 0);
+    }
+    layer.length = end;
+}
+
+void KvCache::Impl::shorten(std::size_t index, std::int64_t length) noexcept {
+    layers[index].length = std::min(layers[index].length, length);
+}
+
+void KvCache::Impl::reset() noexcept {
+    for (Layer& layer : layers) {
+        // in descending order: the pool hands out the last returned first, and ascending blocks are contiguous
+        for (std::size_t i = layer.blocks.size(); i-- > 0;) pool->impl().give_back(layer.blocks[i]);
+        layer.blocks.clear();
+        layer.length = 0;
+    }
+}
+
+KvCache::KvCache(const KvCacheOptions& options)
+    : impl_(with_memory_errors("KvCache", [&] { return std::make_unique<Impl>(options); })) {}
+KvCache::~KvCache() = default;
+KvCache::KvCache(KvCache&&) noexcept = default;
+KvCache& KvCache::operator=(KvCache&&) noexcept = default;
+
+void KvCache::reserve(std::int64_t tokens) {
+    with_memory_errors("KvCache::reserve", [&] { impl_->reserve(tokens); });
+}
+
+void KvCache::append(Context& context, std::size_t layer, const InputTensor<3>& keys, const InputTensor<3>& values) {
+    with_memory_errors("KvCache::append", [&] { impl_->append(context, layer, keys, values); });
+}
+
+std::int64_t KvCache::length() const noexcept { return impl_->length(); }
+std::int64_t KvCache::length(std::size_t layer) const { return impl_->layer(layer).length; }
+
+void KvCache::discard_unfinished() noexcept {
+    const std::int64_t length = impl_->length();
+    for (std::size_t i = 0; i < impl_->layers.size(); ++i) impl_->shorten(i, length);
+}
+
+void KvCache::reset() noexcept { impl_->reset(); }
+std::int64_t KvCache::capacity() const noexcept { return impl_->capacity; }
+std::size_t KvCache::layers() const noexcept { return impl_->layers.size(); }
+const KvShape& KvCache::shape() const noexcept { return impl_->pool->shape(); }
+const std::shared_ptr<BlockPool>& KvCache::pool() const noexcept { return impl_->pool; }
+
+std::size_t KvCache::used_bytes() const noexcept {
+    const std::size_t token_bytes = impl_->pool->block_bytes() / kernels::kBlockTokens;
+    std::size_t tokens = 0;
+    for (const Impl::Layer& layer : impl_->layers) tokens += static_cast<std::size_t>(layer.length);
+    return tokens * token_bytes;
+}
+
+std::size_t KvCache::reserved_bytes() const noexcept {
+    std::size_t blocks = 0;
+    for (const Impl::Layer& layer : impl_->layers) blocks += layer.blocks.size();
+    return blocks * impl_->pool->block_bytes();
+}
+
+void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTensor<3>& keys, const OutputTensor<3>& values) const {
+    const Impl::Layer& layer = impl_->layer(index);
+    const KvShape& shape = impl_->pool->shape();
+    check_output("keys", keys);
+    check_output("values", values);
+    check_extent("keys", 0, keys.extents[0], shape.kv_heads, "the cache's kv_heads");
+    check_extent("keys", 2, keys.extents[2], shape.head_dim, "the cache's head_dim");
+    check_extent("values", 0, values.extents[0], shape.kv_heads, "the cache's kv_heads");
+    check_extent("values", 1, values.extents[1], keys.extents[1], "the number of keys");
+    check_extent("values", 2, values.extents[2], shape.value_dim, "the cache's value_dim");
+    const std::int64_t count = keys.extents[1];
+    if (first < 0 || first > layer.length || count > layer.length - first) {
+        throw InvalidArgument(
+            fmt::format("read_back: positions {} to {} are not all held; the layer holds 0 to {}", first, first + count, layer.length));
+    }
+    const std::size_t pitch = impl_->pool->impl().layout().pitch();
+    for (std::int64_t i = 0; i < count; ++i) {
+        const Block& block = layer.blocks[static_cast<std::size_t>((first + i) / kBlock)];
+        const auto lane = static_cast<std::size_t>((first + i) % kBlock);
+        for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
+            const float* panel = block.keys(static_cast<std::size_t>(head)) +
+                                 lane / kernels::kPanelTokens * static_cast<std::size_t>(shape.head_dim) * kernels::kPanelTokens +
+                                 lane % kernels::kPanelTokens;
+            float* key = floats(keys.data) + head * keys.strides[0] + i * keys.strides[1];
+            for (std::int64_t d = 0; d < shape.head_dim; ++d) {
+                key[d * keys.strides[2]] = panel[static_cast<std::size_t>(d) * kernels::kPanelTokens];
+            }
+            const float* row = block.values(static_cast<std::size_t>(head)) + lane * pitch;
+            float* value = floats(values.data) + head * values.strides[0] + i * values.strides[1];
+            for (std::int64_t d = 0; d < shape.value_dim; ++d) value[d * values.strides[2]] = row[d];
+        }
+    }
+}
+
+std::size_t KvCache::estimate_bytes(const KvCacheOptions& options, std::int64_t tokens) {
+    check_options(options);
+    if (tokens < 0 || tokens > options.capacity) {
+        throw InvalidArgument(fmt::format("estimate_bytes: tokens is {}; allowed: 0 to the capacity of {}", tokens, options.capacity));
+    }
+    std::size_t bytes = 0;
+    if (__builtin_mul_overflow(blocks_for(tokens), block_bytes_of(options.shape), &bytes) ||
+        __builtin_mul_overflow(bytes, static_cast<std::size_t>(options.layers), &bytes)) {
+        throw OutOfMemory(fmt::format("estimate_bytes: {} tokens need more bytes than 64 bits can count", tokens));
+    }
+    return bytes;
+}
+
+}  // namespace headlong

@@ -1,0 +1,83 @@
+#include "engine/linear.hpp"
+
+#include <algorithm>
+
+#include "engine/parallel.hpp"
+#include "engine/validate.hpp"
+
+namespace headlong {
+namespace {
+
+using kernels::kPanelTokens;
+
+// 256 inputs of 8 panels are 128 KiB: they stay in L2 while the rows pass. Sums reload from y between slices of the
+// depth, which changes no bit.
+constexpr std::size_t kDepthSlice = 256;
+constexpr std::size_t kRowsPerTask = 96;
+constexpr std::size_t kPanelsPerTask = 8;
+
+std::size_t ceil_div(std::size_t a, std::size_t b) noexcept { return (a + b - 1) / b; }
+
+}  // namespace
+
+Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const InputTensor<2>& weight, const InputTensor<1>& bias)
+    : inputs_(weight.extents[0]), outputs_(weight.extents[1]), panels_(memory), bias_(memory) {
+    const auto inputs = static_cast<std::size_t>(inputs_);
+    const auto outputs = static_cast<std::size_t>(outputs_);
+    const std::size_t panels = ceil_div(outputs, kPanelTokens);
+    float* memory_of_panels = panels_.ensure_floats(panels * inputs * kPanelTokens);
+    const FloatEnvironment environment;
+    if (panels > 0) std::fill_n(memory_of_panels + (panels - 1) * inputs * kPanelTokens, inputs * kPanelTokens, 0.0F);
+    context.kernels.pack_panels({{weight.data, kernels::SourceType::f32, weight.strides[1], weight.strides[0], outputs, inputs},
+                                 memory_of_panels, 0});
+    if (bias.data != nullptr) {
+        float* out = bias_.ensure_floats(std::max<std::size_t>(outputs, 1));
+        for (std::int64_t i = 0; i < outputs_; ++i) out[i] = floats(bias.data)[i * bias.strides[0]];
+    }
+}
+
+void Linear::apply(Context::Impl& context, const float* x, std::int64_t x_stride, std::int64_t rows, float* y,
+                   std::int64_t y_stride) const {
+    if (rows == 0 || outputs_ == 0) return;
+    const auto inputs = static_cast<std::size_t>(inputs_);
+    const auto outputs = static_cast<std::size_t>(outputs_);
+    const std::size_t panels = ceil_div(outputs, kPanelTokens);
+    const float* weights = reinterpret_cast<const float*>(panels_.data());
+    const float* bias = reinterpret_cast<const float*>(bias_.data());
+
+    const std::size_t row_blocks = ceil_div(static_cast<std::size_t>(rows), kRowsPerTask);
+    // A single row streams the weights once: enough tasks for all threads, then runs as long as the cache likes.
+    const std::size_t tasks_wanted = 4 * context.executor->concurrency();
+    const std::size_t run = std::clamp<std::size_t>(panels * row_blocks / tasks_wanted, 1, kPanelsPerTask);
+    const std::size_t runs = ceil_div(panels, run);
+    parallel_for(*context.executor, row_blocks * runs, [&](std::size_t task, std::size_t) noexcept {
+        const std::size_t first_panel = task % runs * run;
+        const std::size_t first_row = task / runs * kRowsPerTask;
+        const std::size_t row_count = std::min(kRowsPerTask, static_cast<std::size_t>(rows) - first_row);
+        const std::size_t columns = std::min(outputs - first_panel * kPanelTokens, run * kPanelTokens);
+        float* out = y + static_cast<std::int64_t>(first_row) * y_stride + first_panel * kPanelTokens;
+        if (bias != nullptr) {
+            for (std::size_t r = 0; r < row_count; ++r) {
+                std::copy_n(bias + first_panel * kPanelTokens, columns, out + static_cast<std::int64_t>(r) * y_stride);
+            }
+        }
+        std::size_t k = 0;
+        do {  // once for a depth of 0, which writes the bias or zeros
+            const std::size_t depth = std::min(kDepthSlice, inputs - k);
+            context.kernels.dot_panels({.rows = x + static_cast<std::int64_t>(first_row) * x_stride + k,
+                                        .row_stride = static_cast<std::size_t>(x_stride),
+                                        .row_count = row_count,
+                                        .panels = weights + (first_panel * inputs + k) * kPanelTokens,
+                                        .panel_stride = inputs * kPanelTokens,
+                                        .depth = depth,
+                                        .out = out,
+                                        .out_stride = static_cast<std::size_t>(y_stride),
+                                        .columns = columns,
+                                        .accumulate = bias != nullptr || k > 0,
+                                        .canonical = k + depth == inputs});
+            k += depth;
+        } while (k < inputs);
+    });
+}
+
+}  // namespace headlong

@@ -1,0 +1,93 @@
+// A context says how to compute: with which instruction set, on which threads, with whose memory. There is no
+// global state: contexts work side by side, and one context may be used from many threads at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <memory_resource>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace headlong {
+
+/// Instruction sets, in the order in which a cap (ContextOptions::isa_cap, HEADLONG_ISA) compares them.
+/// `generic` runs on any processor of the architecture the library was built for.
+enum class Isa : std::uint8_t { generic, avx2, avx2vnni, avx512, avx512vnni, neon, neondot };
+
+/// "generic", "avx2", ...: the name that HEADLONG_ISA and the command line use.
+const char* to_string(Isa isa) noexcept;
+
+/// The instruction set of that name, or nothing.
+std::optional<Isa> parse_isa(std::string_view name) noexcept;
+
+/// The instruction sets that this build has kernels for, that this processor and operating system can run
+/// (CPUID and XGETBV, getauxval), and that HEADLONG_ISA allows; ascending, `generic` first, never empty.
+/// Throws InvalidArgument if HEADLONG_ISA holds a name that is not an instruction set of this architecture.
+std::vector<Isa> available_isas();
+
+/// Runs the library's parallel loops. Implement it to lend a thread pool of your own.
+class Executor {
+  public:
+    /// One task of a loop. `worker` is in [0, concurrency()) and no two tasks that run at the same time in one
+    /// loop share it: scratch memory is indexed by it. Bodies do not throw, block or start loops of their own.
+    using Body = void (*)(void* state, std::size_t task, std::size_t worker) noexcept;
+
+    Executor() = default;
+    Executor(const Executor&) = delete;
+    Executor& operator=(const Executor&) = delete;
+    virtual ~Executor() = default;
+
+    /// The largest number of tasks that run at the same time; at least 1, constant.
+    virtual std::size_t concurrency() const noexcept = 0;
+
+    /// Runs body(state, t, worker) for every t in [0, tasks), preferably starting them in ascending order, and
+    /// returns when all are done. Called from many threads at once.
+    virtual void run(std::size_t tasks, Body body, void* state) = 0;
+};
+
+/// Runs every task on the calling thread.
+std::shared_ptr<Executor> make_serial_executor();
+
+/// An arena of oneTBB threads that belongs to the executor. threads = 0 takes default_concurrency().
+std::shared_ptr<Executor> make_tbb_executor(std::size_t threads = 0);
+
+/// The number of processors that this process may use: the least of the hardware's, the affinity mask's and the
+/// cgroup's CPU quota (rounded up); at least 1.
+std::size_t default_concurrency();
+
+struct ContextOptions {
+    std::optional<Isa> isa;               ///< exactly this one; Unsupported if the machine or the build lacks it
+    std::optional<Isa> isa_cap;           ///< the best available one that is not above this; not with `isa`
+    std::size_t threads = 0;              ///< size of the context's own oneTBB arena; 0 = default_concurrency(), 1 = serial
+    std::shared_ptr<Executor> executor;   ///< runs the loops instead of an arena of its own; not with `threads`
+    std::pmr::memory_resource* memory = nullptr;  ///< where scratch memory comes from; must outlive the context
+                                                  ///< and be thread-safe; nullptr = aligned operator new
+};
+
+/// Creating one costs microseconds, and its scratch memory grows on first use and is kept until it is destroyed.
+/// The scratch of a call depends on head dims, row count up to 512 and concurrency, not on the context length.
+/// Thread-safe: any number of calls may use one context at the same time. Must outlive the calls, not the caches.
+class Context {
+  public:
+    explicit Context(const ContextOptions& options = {});
+    ~Context();
+    Context(const Context&) = delete;
+    Context& operator=(const Context&) = delete;
+
+    Isa isa() const noexcept;
+    std::size_t concurrency() const noexcept;
+    std::pmr::memory_resource& memory() const noexcept;
+
+    /// Bytes of scratch memory that the context holds now.
+    std::size_t scratch_bytes() const noexcept;
+
+    class Impl;
+    Impl& impl() const noexcept { return *impl_; }  ///< for the library's own use
+
+  private:
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace headlong

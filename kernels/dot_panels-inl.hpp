@@ -1,0 +1,80 @@
+// Rows x panels: scores of a query tile, or outputs of a linear layer. Compiled per instruction set.
+#pragma once
+
+#include "kernels/kernel_table.hpp"
+#include "kernels/tiles-inl.hpp"
+
+namespace headlong::HEADLONG_ISA {
+
+struct DotTile {
+    const kernels::DotPanels& a;
+
+    /// Lane by lane a sum over the depth in ascending order, from +0 or from what `out` holds: the order is the
+    /// same for every tile shape, so a score does not depend on its place in a tile.
+    template <std::size_t Rows, std::size_t Panels>
+    HEADLONG_INLINE void operator()(std::size_t row, std::size_t panel) const noexcept {
+        constexpr std::size_t kVectors = Panels * kPanelVectors;
+        const float* rows = a.rows + row * a.row_stride;
+        const float* panels = a.panels + panel * a.panel_stride;
+        float* out = a.out + row * a.out_stride + panel * 16;
+        const std::size_t columns = a.columns - panel * 16;  // valid ones from here on; the tile may have fewer
+        const bool whole = columns >= Panels * 16;
+
+        F32 sums[Rows][kVectors];
+        if (a.accumulate) {
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) {
+                    const float* p = out + r * a.out_stride + v * kLanes;
+                    sums[r][v] = whole ? load(p) : load_n(p, lanes_left(columns, v));
+                }
+            }
+        } else {
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = broadcast(0.0F);
+            }
+        }
+
+        for (std::size_t k = 0; k < a.depth; ++k) {
+            F32 lanes[kVectors];
+            HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) {
+                lanes[v] = load(panels + v / kPanelVectors * a.panel_stride + k * 16 + v % kPanelVectors * kLanes);
+            }
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                const F32 x = broadcast(rows[r * a.row_stride + k]);
+                HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = fma(x, lanes[v], sums[r][v]);
+            }
+        }
+
+        if (a.canonical) {
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = canonical_nan(sums[r][v]);
+            }
+        }
+        if (whole) {
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) {
+                    store(out + r * a.out_stride + v * kLanes, sums[r][v]);
+                }
+            }
+        } else {
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) {
+                    store_n(out + r * a.out_stride + v * kLanes, sums[r][v], lanes_left(columns, v));
+                }
+            }
+        }
+    }
+
+    /// Valid lanes of vector v when `columns` are left from the tile's start.
+    HEADLONG_INLINE static std::size_t lanes_left(std::size_t columns, std::size_t v) noexcept {
+        const std::size_t start = v * kLanes;
+        if (columns <= start) return 0;
+        return columns - start < kLanes ? columns - start : kLanes;
+    }
+};
+
+inline void dot_panels(const kernels::DotPanels& a) noexcept {
+    for_tiles(a.row_count, (a.columns + 15) / 16, DotTile{a});
+}
+
+}  // namespace headlong::HEADLONG_ISA

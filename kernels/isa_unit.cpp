@@ -1,0 +1,38 @@
+// The kernels of one instruction set. Compiled once per set, with that set's flags, into a namespace of its own; no
+// other file may be compiled with them. Standard containers and algorithms stay out: their inline functions would be
+// shared with the baseline by the linker, and might carry this unit's instructions there.
+#include "kernels/kernel_table.hpp"
+
+#include "kernels/dot_panels-inl.hpp"
+#include "kernels/merge-inl.hpp"
+#include "kernels/pack-inl.hpp"
+#include "kernels/softmax_span-inl.hpp"
+#include "kernels/weighted_rows-inl.hpp"
+
+#define HEADLONG_NAME_OF_2(isa) #isa
+#define HEADLONG_NAME_OF(isa) HEADLONG_NAME_OF_2(isa)
+
+namespace headlong::HEADLONG_ISA {
+
+inline void exp2_array(const float* x, float* y, std::size_t count) noexcept {
+    for (std::size_t i = 0; i < count; i += kLanes) {
+        const std::size_t n = count - i < kLanes ? count - i : kLanes;
+        store_n(y + i, exp2(load_n(x + i, n)), n);
+    }
+}
+
+extern const kernels::KernelTable table;
+constinit const kernels::KernelTable table{
+    .name = HEADLONG_NAME_OF(HEADLONG_ISA),
+    .dot_panels = dot_panels,
+    .softmax_span = softmax_span,
+    .weighted_rows = weighted_rows,
+    .pack_panels = pack_panels,
+    .pack_rows = pack_rows,
+    .merge = merge,
+    .finish = finish,
+    .scale_rows = scale_rows,
+    .exp2 = exp2_array,
+};
+
+}  // namespace headlong::HEADLONG_ISA

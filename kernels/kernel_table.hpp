@@ -1,0 +1,156 @@
+// The kernels of one instruction set, reached through a table of function pointers. Kernels work on raw memory:
+// no allocation, no threads, no exceptions, no state. Scratch comes from the caller. All are noexcept, and trust
+// their arguments: the engine validates once, at the API.
+//
+// Numerics that all of them keep (the same-bits contract, engine/README.md):
+//   - one accumulator per (row, token) over the depth, one per (row, value column) over the tokens of a span, always
+//     in ascending order, whatever the tile; explicit fused multiply-add (`generic` multiplies, then adds);
+//   - a token outside a row's range weighs exactly -0.0f. No exp2 gives that value, so it marks "not allowed": the
+//     guarded loop skips it, and elsewhere its product with a finite value adds a zero;
+//   - scores are in units of log2: the caller has multiplied the query by scale * log2(e).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/layout.hpp"
+
+namespace headlong::kernels {
+
+/// out[r][c] = sum over k < depth of rows[r][k] * panels[c / 16][k][c % 16], for c < columns.
+/// With `accumulate` the sums start from out's contents (a k-blocked linear layer, a bias), otherwise from +0.
+struct DotPanels {
+    const float* rows;          ///< [row_count][depth]
+    std::size_t row_stride;     ///< floats
+    std::size_t row_count;
+    const float* panels;        ///< ceil(columns / 16) panels of [depth][16], 64-byte aligned
+    std::size_t panel_stride;   ///< floats from one panel to the next
+    std::size_t depth;
+    float* out;                 ///< [row_count][columns]; columns past `columns` are not written
+    std::size_t out_stride;     ///< floats
+    std::size_t columns;
+    bool accumulate;
+    bool canonical;             ///< write every NaN as 0x7fc00000 (which one a sum keeps depends on the tile)
+};
+
+/// The positions of a span that a row sees: [begin, end), in tokens from the span's start; empty if begin >= end.
+struct TokenRange {
+    std::uint32_t begin;
+    std::uint32_t end;
+};
+
+/// Turns scores into weights in place: weight = exp2(score - max) inside a row's range and -0.0f outside it, over
+/// the tokens [first, last). max and sum are the row's state: -infinity and 0 where no score is above -infinity
+/// and none is NaN; a NaN among the scores makes both NaN or the sum NaN.
+/// The sum is one partial sum per token mod 16, then the tree of reduce_tree().
+struct SoftmaxSpan {
+    float* scores;              ///< [row_count][512]
+    std::size_t score_stride;   ///< floats
+    std::size_t row_count;
+    const TokenRange* ranges;   ///< [row_count], each inside [first, last) or empty
+    std::size_t first;          ///< multiple of 16
+    std::size_t last;           ///< multiple of 16, at most 512
+    float* max;                 ///< [row_count]
+    float* sum;                 ///< [row_count]
+};
+
+/// out[r][c] = sum over t in [first, last) of weights[r][t] * value(t)[c], for c < columns.
+struct WeightedRows {
+    const float* weights;                ///< [row_count][512]
+    std::size_t weight_stride;           ///< floats
+    std::size_t row_count;
+    const float* const* value_blocks;    ///< [8]: the 64 value rows of each block of the span; those that
+                                         ///< [first, last) does not touch may be null
+    std::size_t value_pitch;             ///< floats, a multiple of 16
+    std::uint32_t nonfinite_blocks;      ///< bit b: block b may hold a NaN or infinity; tokens of weight -0.0f
+                                         ///< are then skipped, not multiplied
+    std::size_t first;
+    std::size_t last;
+    std::size_t columns;                 ///< a multiple of 16
+    float* out;                          ///< [row_count][columns], overwritten
+    std::size_t out_stride;              ///< floats
+};
+
+/// Element types that packing reads.
+enum class SourceType : std::uint8_t { f32 };
+
+/// Rows of a strided tensor: element (i, j) at data + i * row_stride + j * column_stride, strides in elements.
+struct Rows {
+    const void* data;
+    SourceType type;
+    std::ptrdiff_t row_stride;
+    std::ptrdiff_t column_stride;
+    std::size_t row_count;
+    std::size_t column_count;
+};
+
+/// Writes rows as tokens first_lane, first_lane + 1, ... of consecutive panels of [column_count][16].
+struct PackPanels {
+    Rows source;
+    float* panels;              ///< 64-byte aligned
+    std::size_t first_lane;     ///< token of `panels` that row 0 becomes
+};
+
+/// Writes rows as value rows from `rows` on, padding columns as 0. Returns whether a value is NaN or infinite.
+struct PackRows {
+    Rows source;
+    float* rows;                ///< 64-byte aligned
+    std::size_t pitch;          ///< floats
+};
+
+/// Gathers rows into dense memory and multiplies them by `factor`.
+struct ScaleRows {
+    Rows source;
+    float factor;
+    float* out;                 ///< [row_count][out_stride]
+    std::size_t out_stride;     ///< floats
+};
+
+/// Softmax states of consecutive rows: output before division, maximum (log2 units) and sum.
+/// The empty state is output +0, max -infinity, sum 0.
+struct States {
+    float* output;              ///< [row_count][stride]
+    std::size_t stride;         ///< floats
+    float* max;
+    float* sum;
+};
+
+/// Folds `from` into `into`, row by row (Milakov and Gimelshein 2018): m = max(m1, m2),
+/// x = x1 * exp2(m1 - m) + x2 * exp2(m2 - m) for output and sum; 0 is subtracted where m is -infinity.
+struct Merge {
+    States into;
+    States from;
+    std::size_t row_count;
+    std::size_t columns;        ///< a multiple of 16
+};
+
+/// out = output / sum + 0.0f, so that no -0 is written; 0 for an empty state; every NaN becomes 0x7fc00000.
+struct Finish {
+    States states;
+    std::size_t row_count;
+    std::size_t columns;        ///< the real value_dim
+    float* out;                 ///< [row_count][columns]
+    std::size_t out_stride;     ///< floats between the dense rows of out
+};
+
+struct KernelTable {
+    const char* name;  ///< the instruction set's name
+    void (*dot_panels)(const DotPanels&) noexcept;
+    void (*softmax_span)(const SoftmaxSpan&) noexcept;
+    void (*weighted_rows)(const WeightedRows&) noexcept;
+    void (*pack_panels)(const PackPanels&) noexcept;
+    bool (*pack_rows)(const PackRows&) noexcept;
+    void (*merge)(const Merge&) noexcept;
+    void (*finish)(const Finish&) noexcept;
+    void (*scale_rows)(const ScaleRows&) noexcept;
+    void (*exp2)(const float* x, float* y, std::size_t count) noexcept;  ///< for tests: the exponential of softmax_span
+};
+
+/// Tables that this build holds, in the order of headlong::Isa; null where the architecture has no such unit.
+/// Calling through a table that the processor cannot run ends in an illegal instruction: the engine chooses.
+extern const KernelTable* const generic_table;
+extern const KernelTable* const avx2_table;
+extern const KernelTable* const avx512_table;
+extern const KernelTable* const neon_table;
+
+}  // namespace headlong::kernels

@@ -1,0 +1,44 @@
+// The vector layer of one instruction set: kernels include this and nothing else about SIMD. It defines, in the
+// unit's own namespace headlong::<isa>:
+//
+//   F32            kLanes floats; + - * / as usual (xsimd, or the compiler's vectors in `generic`)
+//   kPanelVectors  registers of one panel row of 16 floats
+//   kTileRows      rows of a register tile, kTileVectors accumulators in all (the register plans: README.md)
+//   load, store, broadcast, first_lane, fma, max
+//   exp2 pieces    round_nearest(x); scale_by_power_of_two(p, n): p * 2^n for whole n in [-126, 127];
+//                  zero_below(x, limit, y): +0 where x < limit, else y (NaN keeps y)
+//   select_lanes   (begin, end, inside, outside): `inside` in the lanes begin <= i < end
+//   any_nan        whether a lane is NaN
+//   canonical_nan  every NaN becomes 0x7fc00000
+//   load_n, store_n  the first n <= kLanes lanes; the rest are +0, or left alone in memory
+//   transpose_16   16 strided rows of kTransposeColumns floats -> kTransposeColumns panel rows of 16
+//
+// What xsimd 8 lacks or gets wrong (fused multiply-add on AVX-512, NaN order of max, partial loads) is native here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__clang__)
+#define HEADLONG_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define HEADLONG_UNROLL _Pragma("GCC unroll 64")
+#endif
+#define HEADLONG_INLINE [[gnu::always_inline]] inline
+
+#if defined(HEADLONG_ISA_AVX512)
+#include "kernels/simd/native_avx512.hpp"
+#elif defined(HEADLONG_ISA_AVX2)
+#include "kernels/simd/native_avx2.hpp"
+#elif defined(HEADLONG_ISA_NEON)
+#include "kernels/simd/native_neon.hpp"
+#elif defined(HEADLONG_ISA_GENERIC)
+#include "kernels/simd/native_generic.hpp"
+#else
+#error "kernels are compiled once per instruction set: define HEADLONG_ISA and HEADLONG_ISA_<NAME>"
+#endif
+
+namespace headlong::HEADLONG_ISA {
+inline constexpr std::size_t kPanelVectors = 16 / kLanes;
+}

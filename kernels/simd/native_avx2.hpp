@@ -1,0 +1,58 @@
+// AVX2 with FMA (Haswell 2013, Zen 2017): 16 registers of 8 floats. Fused multiply-add: latency 4 to 5, two a cycle;
+// loads two a cycle (a broadcast from memory is a load); shuffles across 128-bit lanes: latency 3, one a cycle.
+#pragma once
+
+#include <immintrin.h>
+
+#include <xsimd/xsimd.hpp>
+
+namespace headlong::HEADLONG_ISA {
+
+using F32 = xsimd::batch<float, xsimd::fma3<xsimd::avx2>>;
+inline constexpr std::size_t kLanes = F32::size;
+static_assert(kLanes == 8);
+
+// 12 accumulators (6 rows x 2 registers) cover latency 4-5 x 2 a cycle; 2 registers of the panel row, 1 broadcast
+inline constexpr std::size_t kTileRows = 6;
+inline constexpr std::size_t kTileVectors = 12;
+
+HEADLONG_INLINE F32 load(const float* p) noexcept { return _mm256_loadu_ps(p); }
+HEADLONG_INLINE void store(float* p, F32 x) noexcept { _mm256_storeu_ps(p, x); }
+HEADLONG_INLINE F32 broadcast(float x) noexcept { return _mm256_set1_ps(x); }
+HEADLONG_INLINE float first_lane(F32 x) noexcept { return _mm256_cvtss_f32(x); }
+HEADLONG_INLINE F32 fma(F32 a, F32 b, F32 c) noexcept { return _mm256_fmadd_ps(a, b, c); }
+HEADLONG_INLINE F32 max(F32 a, F32 b) noexcept { return _mm256_max_ps(a, b); }
+
+HEADLONG_INLINE __m256i lane_mask(std::uint32_t begin, std::uint32_t end) noexcept {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(begin)), lane),
+                               _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(end)), lane));
+}
+HEADLONG_INLINE F32 load_n(const float* p, std::size_t n) noexcept {
+    return _mm256_maskload_ps(p, lane_mask(0, static_cast<std::uint32_t>(n)));
+}
+HEADLONG_INLINE void store_n(float* p, F32 x, std::size_t n) noexcept {
+    _mm256_maskstore_ps(p, lane_mask(0, static_cast<std::uint32_t>(n)), x);
+}
+
+HEADLONG_INLINE F32 round_nearest(F32 x) noexcept {
+    return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+HEADLONG_INLINE F32 scale_by_power_of_two(F32 p, F32 n) noexcept {
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
+}
+HEADLONG_INLINE F32 zero_below(F32 x, float limit, F32 y) noexcept {
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_LT_OQ), y);
+}
+HEADLONG_INLINE F32 select_lanes(std::uint32_t begin, std::uint32_t end, F32 inside, F32 outside) noexcept {
+    return _mm256_blendv_ps(outside, inside, _mm256_castsi256_ps(lane_mask(begin, end)));
+}
+HEADLONG_INLINE bool any_nan(F32 x) noexcept { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
+HEADLONG_INLINE F32 canonical_nan(F32 x) noexcept {
+    return _mm256_blendv_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC00000)), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+
+#include "kernels/simd/transpose_avx2-inl.hpp"
+
+}  // namespace headlong::HEADLONG_ISA

@@ -1,0 +1,55 @@
+// AVX-512 F, BW, DQ, VL (Skylake-X 2017, Zen 4 2022): 32 registers of 16 floats. Fused multiply-add: latency 4, two a
+// cycle where both 512-bit ports exist; loads two a cycle; scalef and roundscale: latency 4 and 8, one to two a cycle.
+#pragma once
+
+#include <immintrin.h>
+
+#include <xsimd/xsimd.hpp>
+
+namespace headlong::HEADLONG_ISA {
+
+using F32 = xsimd::batch<float, xsimd::avx512bw>;
+inline constexpr std::size_t kLanes = F32::size;
+static_assert(kLanes == 16);
+
+// 24 accumulators (6 rows x the 4 panels of a block), 4 registers of panel rows, 1 broadcast: 29 of 32
+inline constexpr std::size_t kTileRows = 6;
+inline constexpr std::size_t kTileVectors = 24;
+
+HEADLONG_INLINE F32 load(const float* p) noexcept { return _mm512_loadu_ps(p); }
+HEADLONG_INLINE void store(float* p, F32 x) noexcept { _mm512_storeu_ps(p, x); }
+HEADLONG_INLINE F32 broadcast(float x) noexcept { return _mm512_set1_ps(x); }
+HEADLONG_INLINE float first_lane(F32 x) noexcept { return _mm512_cvtss_f32(x); }
+HEADLONG_INLINE F32 fma(F32 a, F32 b, F32 c) noexcept { return _mm512_fmadd_ps(a, b, c); }
+HEADLONG_INLINE F32 max(F32 a, F32 b) noexcept { return _mm512_max_ps(a, b); }
+
+/// begin < 16, end <= 16
+HEADLONG_INLINE __mmask16 lane_mask(std::uint32_t begin, std::uint32_t end) noexcept {
+    return static_cast<__mmask16>(((1U << end) - 1U) & ~((1U << begin) - 1U));
+}
+HEADLONG_INLINE F32 load_n(const float* p, std::size_t n) noexcept {
+    return _mm512_maskz_loadu_ps(lane_mask(0, static_cast<std::uint32_t>(n)), p);
+}
+HEADLONG_INLINE void store_n(float* p, F32 x, std::size_t n) noexcept {
+    _mm512_mask_storeu_ps(p, lane_mask(0, static_cast<std::uint32_t>(n)), x);
+}
+
+HEADLONG_INLINE F32 round_nearest(F32 x) noexcept {
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+HEADLONG_INLINE F32 scale_by_power_of_two(F32 p, F32 n) noexcept { return _mm512_scalef_ps(p, n); }
+HEADLONG_INLINE F32 zero_below(F32 x, float limit, F32 y) noexcept {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), y);
+}
+HEADLONG_INLINE F32 select_lanes(std::uint32_t begin, std::uint32_t end, F32 inside, F32 outside) noexcept {
+    return _mm512_mask_mov_ps(outside, lane_mask(begin, end), inside);
+}
+HEADLONG_INLINE bool any_nan(F32 x) noexcept { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
+HEADLONG_INLINE F32 canonical_nan(F32 x) noexcept {
+    return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
+                              _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000)));
+}
+
+#include "kernels/simd/transpose_avx2-inl.hpp"
+
+}  // namespace headlong::HEADLONG_ISA

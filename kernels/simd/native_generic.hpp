@@ -1,0 +1,73 @@
+// Runs on every processor: the compiler's own four-lane vectors, which become SSE2, NEON or plain scalar code.
+// Multiply-add is a multiplication and an addition here: std::fma would be a library call without FMA hardware.
+#pragma once
+
+namespace headlong::HEADLONG_ISA {
+
+inline constexpr std::size_t kLanes = 4;
+using F32 = float __attribute__((vector_size(16)));
+using U32 = std::uint32_t __attribute__((vector_size(16)));
+
+// 16 registers: 3 x 4 accumulators, 4 of the panel row; the broadcast is folded into them one by one
+inline constexpr std::size_t kTileRows = 3;
+inline constexpr std::size_t kTileVectors = 12;
+
+HEADLONG_INLINE U32 bits(F32 x) noexcept { return reinterpret_cast<U32>(x); }
+HEADLONG_INLINE F32 from_bits(U32 x) noexcept { return reinterpret_cast<F32>(x); }
+HEADLONG_INLINE F32 select(U32 mask, F32 yes, F32 no) noexcept {
+    return from_bits((mask & bits(yes)) | (~mask & bits(no)));
+}
+
+HEADLONG_INLINE F32 load(const float* p) noexcept {
+    F32 x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+HEADLONG_INLINE void store(float* p, F32 x) noexcept { std::memcpy(p, &x, sizeof x); }
+HEADLONG_INLINE F32 broadcast(float x) noexcept { return F32{x, x, x, x}; }
+HEADLONG_INLINE float first_lane(F32 x) noexcept { return x[0]; }
+HEADLONG_INLINE F32 fma(F32 a, F32 b, F32 c) noexcept { return a * b + c; }
+HEADLONG_INLINE F32 max(F32 a, F32 b) noexcept { return select(reinterpret_cast<U32>(a > b), a, b); }
+
+HEADLONG_INLINE F32 load_n(const float* p, std::size_t n) noexcept {
+    F32 x{};
+    std::memcpy(&x, p, n * sizeof(float));
+    return x;
+}
+HEADLONG_INLINE void store_n(float* p, F32 x, std::size_t n) noexcept { std::memcpy(p, &x, n * sizeof(float)); }
+
+// 1.5 * 2^23: adding it leaves the rounded whole number in the low bits of the sum, for |x| < 2^22
+inline constexpr float kRoundingMagic = 12582912.0F;
+HEADLONG_INLINE F32 round_nearest(F32 x) noexcept {
+    return (x + broadcast(kRoundingMagic)) - broadcast(kRoundingMagic);
+}
+HEADLONG_INLINE F32 scale_by_power_of_two(F32 p, F32 n) noexcept {
+    const U32 whole = bits(n + broadcast(kRoundingMagic)) - 0x4B400000U;
+    return p * from_bits((whole + 127U) << 23U);
+}
+HEADLONG_INLINE F32 zero_below(F32 x, float limit, F32 y) noexcept {
+    return select(reinterpret_cast<U32>(x < broadcast(limit)), F32{}, y);
+}
+HEADLONG_INLINE F32 select_lanes(std::uint32_t begin, std::uint32_t end, F32 inside, F32 outside) noexcept {
+    const U32 lane{0, 1, 2, 3};
+    const U32 mask = reinterpret_cast<U32>(lane >= begin) & reinterpret_cast<U32>(lane < end);
+    return select(mask, inside, outside);
+}
+HEADLONG_INLINE bool any_nan(F32 x) noexcept {
+    const U32 nan = reinterpret_cast<U32>(x != x);
+    return (nan[0] | nan[1] | nan[2] | nan[3]) != 0;
+}
+HEADLONG_INLINE F32 canonical_nan(F32 x) noexcept {
+    const U32 nan{0x7FC00000U, 0x7FC00000U, 0x7FC00000U, 0x7FC00000U};
+    return select(reinterpret_cast<U32>(x != x), from_bits(nan), x);
+}
+
+inline constexpr std::size_t kTransposeColumns = 4;
+HEADLONG_INLINE void transpose_16(const float* rows, std::ptrdiff_t stride, float* panel) noexcept {
+    for (std::ptrdiff_t row = 0; row < 16; ++row) {
+        const F32 x = load(rows + row * stride);
+        for (std::ptrdiff_t column = 0; column < 4; ++column) panel[column * 16 + row] = x[column];
+    }
+}
+
+}  // namespace headlong::HEADLONG_ISA

@@ -1,0 +1,93 @@
+// The softmax of one span. Compiled per instruction set.
+#pragma once
+
+#include "kernels/exp2-inl.hpp"
+#include "kernels/kernel_table.hpp"
+
+namespace headlong::HEADLONG_ISA {
+
+inline constexpr float kInfinity = __builtin_inff();
+
+/// Sums 16 partial sums in a fixed tree: halves onto halves.
+HEADLONG_INLINE float reduce_tree(float* partial) noexcept {
+    for (std::size_t half = 8; half > 0; half /= 2) {
+        for (std::size_t i = 0; i < half; ++i) partial[i] += partial[i + half];
+    }
+    return partial[0];
+}
+
+/// The lanes of register v that the row sees, as [begin, end) in 0..kLanes; end <= begin: none.
+struct Lanes {
+    std::uint32_t begin;
+    std::uint32_t end;
+    HEADLONG_INLINE bool all() const noexcept { return begin == 0 && end == kLanes; }
+};
+HEADLONG_INLINE Lanes lanes_of(kernels::TokenRange range, std::size_t first_token) noexcept {
+    const auto first = static_cast<std::uint32_t>(first_token);
+    const auto clamp = [first](std::uint32_t token) noexcept -> std::uint32_t {
+        if (token <= first) return 0;
+        return token - first < kLanes ? token - first : static_cast<std::uint32_t>(kLanes);
+    };
+    return {clamp(range.begin), clamp(range.end)};
+}
+
+/// The largest score of the row's range; NaN if all others are -infinity and one is NaN.
+HEADLONG_INLINE float range_maximum(const float* scores, kernels::TokenRange range) noexcept {
+    F32 largest[kPanelVectors];
+    HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) largest[v] = broadcast(-kInfinity);
+    for (std::size_t token = range.begin / 16 * 16; token < range.end; token += 16) {
+        HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {
+            F32 s = load(scores + token + v * kLanes);
+            const Lanes lanes = lanes_of(range, token + v * kLanes);
+            if (!lanes.all()) s = select_lanes(lanes.begin, lanes.end, s, broadcast(-kInfinity));
+            largest[v] = max(largest[v], s);
+        }
+    }
+    HEADLONG_UNROLL for (std::size_t v = 1; v < kPanelVectors; ++v) largest[0] = max(largest[0], largest[v]);
+    float lanes[kLanes];
+    store(lanes, largest[0]);
+    float result = lanes[0];
+    for (std::size_t i = 1; i < kLanes; ++i) result = lanes[i] > result ? lanes[i] : result;
+    if (result > -kInfinity) return result;
+    // All -infinity, or a maximum dropped a NaN (x86 returns the second operand). Only a look at each score tells.
+    for (std::size_t token = range.begin; token < range.end; ++token) {
+        if (scores[token] != scores[token]) return __builtin_nanf("");
+    }
+    return result;
+}
+
+inline void softmax_span(const kernels::SoftmaxSpan& a) noexcept {
+    for (std::size_t r = 0; r < a.row_count; ++r) {
+        float* scores = a.scores + r * a.score_stride;
+        kernels::TokenRange range = a.ranges[r];
+        float maximum = -kInfinity;
+        if (range.begin < range.end) maximum = range_maximum(scores, range);
+        if (maximum == -kInfinity) range = {0, 0};  // the empty state: no token weighs anything
+
+        const F32 base = broadcast(maximum);
+        const F32 masked = broadcast(-0.0F);
+        F32 sums[kPanelVectors];
+        HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) sums[v] = broadcast(0.0F);
+        const std::size_t begin = range.begin < range.end ? range.begin / 16 * 16 : a.last;
+        for (std::size_t token = a.first; token < begin && token < a.last; token += kLanes) store(scores + token, masked);
+        std::size_t token = begin;
+        for (; token < range.end; token += 16) {
+            HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {
+                float* p = scores + token + v * kLanes;
+                F32 weight = exp2(load(p) - base);
+                const Lanes lanes = lanes_of(range, token + v * kLanes);
+                if (!lanes.all()) weight = select_lanes(lanes.begin, lanes.end, weight, masked);
+                sums[v] = sums[v] + weight;
+                store(p, weight);
+            }
+        }
+        for (; token < a.last; token += kLanes) store(scores + token, masked);
+
+        float partial[16];
+        HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) store(partial + v * kLanes, sums[v]);
+        a.max[r] = maximum;
+        a.sum[r] = reduce_tree(partial);
+    }
+}
+
+}  // namespace headlong::HEADLONG_ISA

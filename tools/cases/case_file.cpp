@@ -1,0 +1,71 @@
+#include "tools/cases/case_file.hpp"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include <fmt/format.h>
+
+#include <headlong/error.hpp>
+
+namespace headlong::tools {
+
+std::optional<std::string> CaseFile::text(std::string_view key) const {
+    const auto found = file_.metadata().find(key);
+    if (found == file_.metadata().end()) return std::nullopt;
+    return found->second;
+}
+
+std::optional<std::int64_t> CaseFile::integer(std::string_view key) const {
+    const std::optional<std::string> written = text(key);
+    if (!written) return std::nullopt;
+    std::int64_t value = 0;
+    const char* const end = written->data() + written->size();
+    const auto [stop, error] = std::from_chars(written->data(), end, value);
+    if (error != std::errc{} || stop != end) {
+        fail(fmt::format("metadata '{}' is '{}', only a whole number is allowed", key, one_line(*written)));
+    }
+    return value;
+}
+
+std::optional<double> CaseFile::number(std::string_view key) const {
+    const std::optional<std::string> written = text(key);
+    if (!written) return std::nullopt;
+    double value = 0.0;
+    const char* const end = written->data() + written->size();
+    const auto [stop, error] = std::from_chars(written->data(), end, value);
+    if (error != std::errc{} || stop != end || !std::isfinite(value)) {
+        fail(fmt::format("metadata '{}' is '{}', only a finite number is allowed", key, one_line(*written)));
+    }
+    return value;
+}
+
+std::vector<std::string> CaseFile::list(std::string_view key) const {
+    const std::string written = text(key).value_or("");
+    std::vector<std::string> items;
+    if (written.empty()) return items;
+    for (std::size_t begin = 0; begin <= written.size();) {
+        const std::size_t end = std::min(written.find(',', begin), written.size());
+        items.push_back(written.substr(begin, end - begin));
+        begin = end + 1;
+    }
+    return items;
+}
+
+Tolerance CaseFile::tolerance(const FileTensor& expected) const {
+    const double usual = expected.type == FileType::f16 || expected.type == FileType::bf16 ? 2e-3 : 1e-5;
+    const Tolerance tolerance{number("atol").value_or(usual), number("rtol").value_or(usual)};
+    if (tolerance.absolute < 0.0 || tolerance.relative < 0.0) fail("metadata 'atol' and 'rtol' must not be negative");
+    return tolerance;
+}
+
+void CaseFile::expect_shape(const FileTensor& tensor, const std::vector<std::int64_t>& shape) const {
+    if (tensor.shape != shape) {
+        fail(fmt::format("tensor '{}' is {}, its shape must be [{}]", one_line(tensor.name), describe(tensor),
+                         fmt::join(shape, ", ")));
+    }
+}
+
+void CaseFile::fail(const std::string& what) const { throw BadFile(one_line(file_.path()) + ": " + what); }
+
+}  // namespace headlong::tools

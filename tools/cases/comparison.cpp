@@ -1,0 +1,58 @@
+#include "tools/cases/comparison.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <fmt/format.h>
+
+namespace headlong::tools {
+
+std::string element_name(const std::string& tensor, std::span<const std::int64_t> shape, std::size_t flat) {
+    std::vector<std::size_t> index(shape.size());
+    for (std::size_t i = shape.size(); i-- > 0;) {
+        const auto extent = static_cast<std::size_t>(shape[i]);
+        index[i] = flat % extent;
+        flat /= extent;
+    }
+    return fmt::format("{}[{}]", tensor, fmt::join(index, ", "));
+}
+
+void Comparison::compare(const std::string& tensor, const std::string& path, std::span<const std::int64_t> shape,
+                         std::span<const double> got, std::span<const double> expected, Tolerance tolerance) {
+    if (got.size() != expected.size()) {
+        fail(fmt::format("{}: {} elements of {}, expected {}", path, got.size(), tensor, expected.size()));
+        return;
+    }
+    std::size_t wrong = 0;
+    std::size_t worst = 0;
+    double worst_excess = -1.0;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+        if (std::isnan(got[i]) && std::isnan(expected[i])) continue;
+        if (got[i] == expected[i]) continue;  // infinities too
+        const double error = std::abs(got[i] - expected[i]);
+        if (std::isfinite(error)) max_abs_err_ = std::max(max_abs_err_, error);
+        const double allowed = tolerance.absolute + tolerance.relative * std::abs(expected[i]);
+        if (error <= allowed && std::isfinite(expected[i])) continue;
+        ++wrong;
+        const double excess = std::isfinite(error) ? error - allowed : std::numeric_limits<double>::infinity();
+        if (excess > worst_excess) {
+            worst_excess = excess;
+            worst = i;
+        }
+    }
+    if (wrong == 0) return;
+    fail(fmt::format("{}: {} is {:.9g}, expected {:.9g} within {:.2g}; {} of {} elements are wrong", path,
+                     element_name(tensor, shape, worst), got[worst], expected[worst],
+                     tolerance.absolute + tolerance.relative * std::abs(expected[worst]), wrong, got.size()));
+}
+
+void Comparison::fail(const std::string& why) {
+    if (why_.empty()) why_ = why;
+}
+
+Outcome Comparison::outcome() const {
+    return {.status = why_.empty() ? Status::passed : Status::failed, .max_abs_err = max_abs_err_, .why = why_};
+}
+
+}  // namespace headlong::tools

@@ -1,0 +1,39 @@
+#include "tools/cases/features.hpp"
+
+#include <array>
+
+namespace headlong::tools {
+namespace {
+
+struct Row {
+    Feature feature;
+    const char* name;
+    bool built;
+};
+
+/// The one place to change when a feature has been built.
+constexpr std::array kFeatures{
+    Row{Feature::mask, "mask", false},
+    Row{Feature::window, "window", false},
+    Row{Feature::softcap, "softcap", false},
+    Row{Feature::sink_logits, "sink_logits", false},
+    Row{Feature::kv_lengths, "kv_lengths", false},
+    Row{Feature::qk_matmul_output, "qk_matmul_output", false},
+    Row{Feature::f16, "f16 tensors", false},
+    Row{Feature::bf16, "bf16 tensors", false},
+    Row{Feature::f64, "f64 tensors", false},
+    Row{Feature::models, "models", false},
+};
+
+}  // namespace
+
+std::string missing(const std::set<Feature>& needed) {
+    std::string names;
+    for (const Row& row : kFeatures) {
+        if (!row.built && needed.contains(row.feature))
+            names += (names.empty() ? "needs " : ", ") + std::string(row.name);
+    }
+    return names;
+}
+
+}  // namespace headlong::tools

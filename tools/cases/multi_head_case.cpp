@@ -1,0 +1,203 @@
+#include "tools/cases/multi_head_case.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <headlong/kv_cache.hpp>
+#include <headlong/multi_head_attention.hpp>
+
+#include "tools/cases/features.hpp"
+#include "tools/cases/timing.hpp"
+
+namespace headlong::tools {
+namespace {
+
+/// Everything that a case says, checked.
+struct Problem {
+    std::int64_t length = 0, d_model = 0, heads = 0, kv_heads = 0, head_dim = 0;
+    bool causal = false;
+    std::vector<float> x, query, key, value, output;
+    std::vector<double> y;
+    Tolerance tolerance;
+    std::set<Feature> needed;
+};
+
+/// Reads a matrix of floats.
+std::vector<float> matrix(const CaseFile& file, const char* name, std::set<Feature>& needed) {
+    const FileTensor& tensor = file.at(name);
+    if (tensor.shape.size() != 2) {
+        file.fail(fmt::format("tensor '{}' is {}, it must have 2 dimensions", name, describe(tensor)));
+    }
+    switch (tensor.type) {
+        case FileType::f32:
+            break;
+        case FileType::f16:
+            needed.insert(Feature::f16);
+            break;
+        case FileType::bf16:
+            needed.insert(Feature::bf16);
+            break;
+        case FileType::f64:
+            needed.insert(Feature::f64);
+            break;
+        default:
+            file.fail(fmt::format("tensor '{}' is {}, its type must be F32, F16, BF16 or F64", name, describe(tensor)));
+    }
+    return to_floats(tensor);
+}
+
+std::int64_t positive(const CaseFile& file, const char* key, std::int64_t usual) {
+    const std::int64_t value = file.integer(key).value_or(usual);
+    if (value < 1) file.fail(fmt::format("metadata '{}' is {}, at least 1 is allowed", key, value));
+    return value;
+}
+
+Problem read(const CaseFile& file) {
+    Problem p;
+    if (!file.text("heads")) file.fail("metadata 'heads' is missing");
+    p.heads = positive(file, "heads", 1);
+    p.kv_heads = positive(file, "kv_heads", p.heads);
+    p.causal = file.integer("causal").value_or(0) != 0;
+    p.x = matrix(file, "x", p.needed);
+    p.query = matrix(file, "Wq", p.needed);
+    p.key = matrix(file, "Wk", p.needed);
+    p.value = matrix(file, "Wv", p.needed);
+    p.output = matrix(file, "Wo", p.needed);
+    matrix(file, "y", p.needed);
+    p.length = file.at("x").shape[0];
+    p.d_model = file.at("x").shape[1];
+    const std::int64_t query_width = file.at("Wq").shape[1];
+    if (p.d_model == 0) file.fail(fmt::format("tensor 'x' is {}, it must have columns", describe(file.at("x"))));
+    if (query_width % p.heads != 0 || query_width == 0) {
+        file.fail(fmt::format("tensor 'Wq' is {}, its columns must be a multiple of the {} heads",
+                              describe(file.at("Wq")), p.heads));
+    }
+    p.head_dim = query_width / p.heads;
+    if (p.heads % p.kv_heads != 0) {
+        file.fail(fmt::format("metadata 'kv_heads' is {}, it must divide the {} heads", p.kv_heads, p.heads));
+    }
+    file.expect_shape(file.at("Wq"), {p.d_model, query_width});
+    file.expect_shape(file.at("Wk"), {p.d_model, p.kv_heads * p.head_dim});
+    file.expect_shape(file.at("Wv"), {p.d_model, p.kv_heads * p.head_dim});
+    file.expect_shape(file.at("Wo"), {query_width, p.d_model});
+    file.expect_shape(file.at("y"), {p.length, p.d_model});
+    p.y = to_doubles(file.at("y"));
+    p.tolerance = file.tolerance(file.at("y"));
+    return p;
+}
+
+/// The layer of one case, with its weights packed for one context.
+class Runner {
+  public:
+    Runner(const Problem& p, Context& context) : p_(p), context_(context), layer_(make_layer(p, context)) {}
+
+    /// One call without a cache.
+    void plain(const std::vector<float>& x, std::vector<float>& y) {
+        AttentionOptions options;
+        options.causal = p_.causal;
+        const Extents<3> extents{1, p_.length, p_.d_model};
+        layer_.forward(context_, InputTensor<3>::dense(x.data(), extents), OutputTensor<3>::dense(y.data(), extents),
+                       options);
+    }
+
+    /// Through a cache, `chunk` tokens at a time.
+    void cached(std::int64_t chunk, std::vector<float>& y) {
+        KvCacheOptions options;
+        options.shape = {.kv_heads = p_.kv_heads, .head_dim = p_.head_dim, .value_dim = p_.head_dim};
+        options.capacity = p_.length;
+        KvCache cache(options);
+        for (std::int64_t first = 0; first < p_.length; first += chunk) {
+            const Extents<2> extents{std::min(chunk, p_.length - first), p_.d_model};
+            layer_.forward(context_, InputTensor<2>::dense(p_.x.data() + first * p_.d_model, extents), cache, 0,
+                           OutputTensor<2>::dense(y.data() + first * p_.d_model, extents));
+        }
+    }
+
+  private:
+    static MultiHeadAttention make_layer(const Problem& p, Context& context) {
+        MultiHeadAttentionWeights weights;
+        const std::int64_t query_width = p.heads * p.head_dim;
+        const std::int64_t kv_width = p.kv_heads * p.head_dim;
+        weights.query = InputTensor<2>::dense(p.query.data(), {p.d_model, query_width});
+        weights.key = InputTensor<2>::dense(p.key.data(), {p.d_model, kv_width});
+        weights.value = InputTensor<2>::dense(p.value.data(), {p.d_model, kv_width});
+        weights.output = InputTensor<2>::dense(p.output.data(), {query_width, p.d_model});
+        MultiHeadAttentionOptions options;
+        options.heads = p.heads;
+        options.kv_heads = p.kv_heads;
+        return MultiHeadAttention(context, options, weights);
+    }
+
+    const Problem& p_;
+    Context& context_;
+    MultiHeadAttention layer_;
+};
+
+/// Token by token, and in chunks that end inside panels, blocks and beside them.
+std::vector<std::int64_t> chunk_lengths(std::int64_t length) {
+    std::vector<std::int64_t> chunks{1};
+    for (const std::int64_t chunk : {(length + 1) / 2, std::int64_t{7}, std::int64_t{64}}) {
+        if (chunk > 1 && chunk < length && std::ranges::count(chunks, chunk) == 0) chunks.push_back(chunk);
+    }
+    return chunks;
+}
+
+Outcome run(const Problem& p, Context& context) {
+    const float nothing = std::numeric_limits<float>::quiet_NaN();
+    const std::array shape{p.length, p.d_model};
+    Comparison comparison;
+    Runner runner(p, context);
+    const auto compare = [&](const std::string& path, const std::vector<float>& y) {
+        comparison.compare("y", path, shape, std::vector<double>(y.begin(), y.end()), p.y, p.tolerance);
+    };
+
+    std::vector<float> plain(p.y.size(), nothing);
+    runner.plain(p.x, plain);
+    compare("plain call", plain);
+    if (p.causal && p.length > 0) {
+        for (const std::int64_t chunk : chunk_lengths(p.length)) {
+            std::vector<float> y(p.y.size(), nothing);
+            runner.cached(chunk, y);
+            compare(chunk == 1 ? "token by token" : fmt::format("in chunks of {}", chunk), y);
+        }
+        // what the last token is must not matter to the rows before it
+        std::vector<float> x = p.x;
+        const auto last = static_cast<std::size_t>((p.length - 1) * p.d_model);
+        for (std::size_t i = last; i < x.size(); ++i) x[i] = 1.0F - 3.0F * x[i];
+        std::vector<float> y(p.y.size(), nothing);
+        runner.plain(x, y);
+        if (last != 0 && std::memcmp(y.data(), plain.data(), last * sizeof(float)) != 0) {
+            comparison.fail("rows before the last one changed with the last token");
+        }
+    }
+
+    Outcome outcome = comparison.outcome();
+    outcome.seconds = median_seconds([&] { runner.plain(p.x, plain); });
+    const double length = static_cast<double>(p.length);
+    const double pairs = p.causal ? length * (length + 1.0) / 2.0 : length * length;
+    const double widths = static_cast<double>(2 * p.heads * p.head_dim + 2 * p.kv_heads * p.head_dim);
+    outcome.flops = 2.0 * length * static_cast<double>(p.d_model) * widths +
+                    4.0 * static_cast<double>(p.heads * p.head_dim) * pairs;
+    return outcome;
+}
+
+}  // namespace
+
+Case multi_head_case(std::string name, const CaseFile& file) {
+    const auto problem = std::make_shared<const Problem>(read(file));
+    return {std::move(name), [problem](Context& context) {
+                const std::string why = missing(problem->needed);
+                return why.empty() ? run(*problem, context) : skipped(why);
+            }};
+}
+
+}  // namespace headlong::tools

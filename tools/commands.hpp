@@ -1,0 +1,34 @@
+// The commands of bin/headlong. Results go to stdout; errors are thrown, and main() words them.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace headlong::tools {
+
+/// What the process returns.
+enum ExitCode : int {
+    done = 0,
+    check_failed = 1,
+    bad_call = 2,  ///< a wrong call or input
+};
+
+struct InfoArguments {
+    bool json = false;
+};
+
+/// Prints what this build and this machine can do.
+int run_info(const InfoArguments& arguments);
+
+struct VerifyArguments {
+    std::vector<std::string> paths;  ///< files and folders; none = the self-test
+    std::string isa;                 ///< a name, "all", or empty for the context's choice
+    std::size_t threads = 0;         ///< 0 = as many as this process may use
+    bool json = false;
+};
+
+/// Computes cases and compares them with what they expect.
+int run_verify(const VerifyArguments& arguments);
+
+}  // namespace headlong::tools
