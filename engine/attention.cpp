@@ -2,9 +2,12 @@
 #include <headlong/attention.hpp>
 
 #include <cmath>
-#include <new>
+#include <memory>
+#include <numbers>
+#include <type_traits>
 
 #include "engine/attention_run.hpp"
+#include "engine/float_environment.hpp"
 #include "engine/kv_cache_impl.hpp"
 #include "engine/validate.hpp"
 
@@ -58,7 +61,10 @@ void check_heads(std::int64_t heads, std::int64_t kv_heads, std::int64_t head_di
 }
 
 void run(Context& context, Workspace& workspace, AttentionProblem& problem, const AttentionOptions& options) {
-    problem.scale = scale_of(options, problem.head_dim);
+    {
+        const FloatEnvironment environment;  // the caller's rounding mode must not reach the factor
+        problem.factor = scale_of(options, problem.head_dim) * std::numbers::log2e_v<float>;
+    }
     problem.stop = options.stop;
     if (options.stop.stop_requested() || !run_attention(context.impl(), workspace, problem)) {
         throw Cancelled("attend: the stop token asked to end the call");
@@ -126,7 +132,7 @@ void attend(Context& context, const InputTensor<4>& query, const InputTensor<4>&
                                  .kv_heads = kv_heads,
                                  .head_dim = head_dim,
                                  .value_dim = value_dim,
-                                 .scale = 1.0F,
+                                 .factor = 1.0F,
                                  .sequences = sequences,
                                  .stop = {}};
         run(context, *workspace, problem, options);
@@ -183,7 +189,7 @@ void attend(Context& context, std::span<const CachedQuery> queries, const Attent
                                  .kv_heads = shape.kv_heads,
                                  .head_dim = shape.head_dim,
                                  .value_dim = shape.value_dim,
-                                 .scale = 1.0F,
+                                 .factor = 1.0F,
                                  .sequences = sequences,
                                  .stop = {}};
         run(context, *workspace, problem, options);

@@ -100,7 +100,6 @@ struct Plan {
     const kernels::KernelTable& kernels;
     kernels::BlockLayout layout;
     std::int64_t group;            ///< query heads per KV head
-    float factor;                  ///< scale * log2(e)
     std::int64_t block_positions;  ///< positions of a row block
     std::int64_t row_blocks;       ///< of the longest sequence
     bool packs;                    ///< some sequence is of plain tensors
@@ -152,7 +151,7 @@ class RowBlock {
             plan_.kernels.scale_rows({{sequence_.query.at(kv_head_ * plan_.group + g, first_position_),
                                        kernels::SourceType::f32, sequence_.query.row_stride, sequence_.query.column_stride,
                                        size(positions_), plan_.layout.head_dim},
-                                      plan_.factor,
+                                      plan_.problem.factor,
                                       scratch_.query + size(g) * plan_.layout.head_dim,
                                       size(plan_.group) * plan_.layout.head_dim});
         }
@@ -484,7 +483,6 @@ bool run_attention(Context::Impl& context, Workspace& workspace, const Attention
               .kernels = context.kernels,
               .layout = {size(problem.head_dim), size(problem.value_dim)},
               .group = group,
-              .factor = problem.scale * std::numbers::log2e_v<float>,
               .block_positions = std::clamp<std::int64_t>(kRowBlock / group, 1, longest),
               .row_blocks = 0,
               .packs = packs};

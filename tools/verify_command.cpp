@@ -11,6 +11,10 @@
 #include <headlong/context.hpp>
 #include <headlong/error.hpp>
 
+#if HEADLONG_HAVE_MIMALLOC
+#include <headlong/mimalloc.hpp>
+#endif
+
 #include "tools/cases/load_case.hpp"
 #include "tools/cases/self_test.hpp"
 #include "tools/commands.hpp"
@@ -72,6 +76,9 @@ std::vector<std::unique_ptr<Context>> make_contexts(const VerifyArguments& argum
         ContextOptions options;
         options.isa = isa;
         options.threads = arguments.threads;
+#if HEADLONG_HAVE_MIMALLOC
+        options.memory = &mimalloc_resource();
+#endif
         contexts.push_back(std::make_unique<Context>(options));
     }
     return contexts;
@@ -132,8 +139,8 @@ void print_table(const Summary& summary) {
         isa_width = std::max(isa_width, std::string_view(to_string(row.isa)).size());
     }
     const auto print = [&](auto name, auto isa, auto status, auto error, auto time, auto speed, auto why) {
-        std::string line = fmt::format("{:<{}}  {:<{}}  {:<7}  {:>9}  {:>9}  {:>8}  {}", name, name_width, isa, isa_width,
-                                       status, error, time, speed, why);
+        std::string line = fmt::format("{:<{}}  {:<{}}  {:<7}  {:>9}  {:>9}  {:>8}  {}", name, name_width, isa,
+                                       isa_width, status, error, time, speed, why);
         line.erase(line.find_last_not_of(' ') + 1);
         fmt::print("{}\n", line);
     };

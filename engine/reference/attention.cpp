@@ -218,7 +218,7 @@ double output_tolerance(const Magnitudes& magnitudes) {
     return std::max(1e-5, 8.0 * std::ldexp(1.0, -24) * magnitudes.score * magnitudes.value);
 }
 
-double lse_tolerance(const Magnitudes& magnitudes) { return output_tolerance({magnitudes.score, 1.0}); }
+double lse_tolerance(const Magnitudes& magnitudes) { return output_tolerance({2.0 * magnitudes.score, 1.0}); }
 
 State merge(const State& first, const State& second) {
     require(first.output.extents == second.output.extents && first.lse.extents == second.lse.extents,

@@ -71,7 +71,8 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
 
 /// How far a float32 implementation may be from the reference: max(1e-5, 8 * 2^-24 * max|score| * max|value|).
 double output_tolerance(const Magnitudes& magnitudes);
-/// The same for lse, whose "value" is 1.
+/// The same for lse, whose "value" is 1: max(1e-5, 16 * 2^-24 * max|score|). A score's error reaches lse in full, but
+/// the output at most by half, since the weights still add up to 1.
 double lse_tolerance(const Magnitudes& magnitudes);
 
 /// Partial results over disjoint keys: output [..., value_dim] and lse [...].

@@ -32,9 +32,11 @@ struct Shape {
 
 /// What the edges of panels (16), blocks (64) and spans (512) do, always.
 constexpr std::array kShapes{
-    Shape{1, 1, 1, 1, 1, 1, 1, true},          Shape{1, 4, 4, 1, 1025, 64, 64, true},   Shape{2, 6, 2, 3, 513, 40, 24, true},
-    Shape{1, 2, 1, 130, 130, 64, 64, true},    Shape{3, 3, 3, 17, 64, 128, 80, false},  Shape{1, 7, 1, 65, 33, 15, 21, true},
-    Shape{1, 1, 1, 9, 1999, 16, 16, false},    Shape{1, 71, 1, 2, 129, 8, 8, true},     Shape{1, 2, 2, 5, 70, 256, 192, true},
+    Shape{1, 1, 1, 1, 1, 1, 1, true},       Shape{1, 4, 4, 1, 1025, 64, 64, true},
+    Shape{2, 6, 2, 3, 513, 40, 24, true},   Shape{1, 2, 1, 130, 130, 64, 64, true},
+    Shape{3, 3, 3, 17, 64, 128, 80, false}, Shape{1, 7, 1, 65, 33, 15, 21, true},
+    Shape{1, 1, 1, 9, 1999, 16, 16, false}, Shape{1, 71, 1, 2, 129, 8, 8, true},
+    Shape{1, 2, 2, 5, 70, 256, 192, true},
 };
 constexpr std::size_t kRandomShapes = 15;
 constexpr std::int64_t kMostMultiplyAdds = 4'000'000;  // the reference takes some milliseconds
@@ -48,7 +50,9 @@ class Random {
         return low + static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(high - low + 1));
     }
     /// Uniform, mean 0, variance 1.
-    float number() { return static_cast<float>((static_cast<double>(engine_() >> 11) * 0x1p-53 - 0.5) * std::sqrt(12.0)); }
+    float number() {
+        return static_cast<float>((static_cast<double>(engine_() >> 11) * 0x1p-53 - 0.5) * std::sqrt(12.0));
+    }
     std::vector<float> numbers(std::int64_t count) {
         std::vector<float> values(static_cast<std::size_t>(count));
         for (float& value : values) value = number();
@@ -62,14 +66,15 @@ class Random {
 Shape random_shape(Random& random) {
     static constexpr std::array<std::int64_t, 14> lengths{1, 2, 5, 15, 16, 17, 33, 63, 65, 127, 257, 511, 700, 1177};
     static constexpr std::array<std::int64_t, 10> dims{1, 2, 8, 15, 21, 40, 64, 72, 96, 128};
-    static constexpr std::array<std::array<std::int64_t, 2>, 7> heads{{{1, 1}, {5, 1}, {6, 2}, {9, 3}, {14, 2}, {16, 4}, {3, 3}}};
+    static constexpr std::array<std::array<std::int64_t, 2>, 7> heads{
+        {{1, 1}, {5, 1}, {6, 2}, {9, 3}, {14, 2}, {16, 4}, {3, 3}}};
     const auto pick = [&](const auto& choices) {
         return choices[static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(choices.size()) - 1))];
     };
     while (true) {
         const auto group = pick(heads);
-        const Shape shape{random.integer(1, 3), group[0], group[1], pick(lengths), pick(lengths), pick(dims), pick(dims),
-                          random.integer(0, 2) != 0};
+        const Shape shape{random.integer(1, 3), group[0],   group[1],   pick(lengths),
+                          pick(lengths),        pick(dims), pick(dims), random.integer(0, 2) != 0};
         if (shape.multiply_adds() <= kMostMultiplyAdds) return shape;
     }
 }
@@ -88,10 +93,10 @@ class SelfTest {
         query_ = random.numbers(s_.batch * s_.heads * s_.q_len * s_.head_dim);
         key_ = random.numbers(s_.batch * s_.kv_heads * s_.kv_len * s_.head_dim);
         value_ = random.numbers(s_.batch * s_.kv_heads * s_.kv_len * s_.value_dim);
-        expected_ = reference::attention(
-            reference::widen(InputTensor<4>::dense(query_.data(), query_extents_)),
-            reference::widen(InputTensor<4>::dense(key_.data(), key_extents_)),
-            reference::widen(InputTensor<4>::dense(value_.data(), value_extents_)), reference::widen(options()));
+        expected_ = reference::attention(reference::widen(InputTensor<4>::dense(query_.data(), query_extents_)),
+                                         reference::widen(InputTensor<4>::dense(key_.data(), key_extents_)),
+                                         reference::widen(InputTensor<4>::dense(value_.data(), value_extents_)),
+                                         reference::widen(options()));
     }
 
     Outcome run(Context& context) const {
@@ -101,8 +106,9 @@ class SelfTest {
         clear(output, lse);
         const auto plain = [&] {
             attend(context, InputTensor<4>::dense(query_.data(), query_extents_),
-                   InputTensor<4>::dense(key_.data(), key_extents_), InputTensor<4>::dense(value_.data(), value_extents_),
-                   options(), OutputTensor<4>::dense(output.data(), output_extents_),
+                   InputTensor<4>::dense(key_.data(), key_extents_),
+                   InputTensor<4>::dense(value_.data(), value_extents_), options(),
+                   OutputTensor<4>::dense(output.data(), output_extents_),
                    OutputTensor<3>::dense(lse.data(), {s_.batch, s_.heads, s_.q_len}));
         };
         plain();
@@ -144,8 +150,10 @@ class SelfTest {
             for (std::int64_t first = 0; first < s_.kv_len;) {
                 const std::int64_t portion = random.integer(1, s_.kv_len - first);
                 const auto rows = [&](const std::vector<float>& from, std::int64_t dim) {
-                    return InputTensor<3>{from.data() + (b * s_.kv_heads * s_.kv_len + first) * dim, DType::f32,
-                                          {s_.kv_heads, portion, dim}, {s_.kv_len * dim, dim, 1}};
+                    return InputTensor<3>{from.data() + (b * s_.kv_heads * s_.kv_len + first) * dim,
+                                          DType::f32,
+                                          {s_.kv_heads, portion, dim},
+                                          {s_.kv_len * dim, dim, 1}};
                 };
                 cache.append(context, 0, rows(key_, s_.head_dim), rows(value_, s_.value_dim));
                 first += portion;
@@ -154,7 +162,8 @@ class SelfTest {
             CachedQuery each;
             each.query = InputTensor<3>::dense(query_.data() + row * s_.head_dim, {s_.heads, s_.q_len, s_.head_dim});
             each.cache = &cache;
-            each.output = OutputTensor<3>::dense(output.data() + row * s_.value_dim, {s_.heads, s_.q_len, s_.value_dim});
+            each.output =
+                OutputTensor<3>::dense(output.data() + row * s_.value_dim, {s_.heads, s_.q_len, s_.value_dim});
             each.lse = OutputTensor<2>::dense(lse.data() + row, {s_.heads, s_.q_len});
             queries.push_back(each);
         }
@@ -163,8 +172,10 @@ class SelfTest {
 
     void compare(const std::string& path, const std::vector<float>& output, const std::vector<float>& lse,
                  Comparison& comparison) const {
-        const auto with = [&](const char* name, const std::vector<float>& got, const reference::Tensor& want, double bound) {
-            comparison.compare(name, path, want.extents, std::vector<double>(got.begin(), got.end()), want.values, {bound, 0.0});
+        const auto with = [&](const char* name, const std::vector<float>& got, const reference::Tensor& want,
+                              double bound) {
+            comparison.compare(name, path, want.extents, std::vector<double>(got.begin(), got.end()), want.values,
+                               {bound, 0.0});
         };
         with("output", output, expected_.output, reference::output_tolerance(expected_.magnitudes));
         with("lse", lse, expected_.lse, reference::lse_tolerance(expected_.magnitudes));
@@ -173,7 +184,8 @@ class SelfTest {
     double visible_pairs() const {
         if (!s_.causal) return static_cast<double>(s_.pairs());
         std::int64_t pairs = 0;
-        for (std::int64_t i = 0; i < s_.q_len; ++i) pairs += std::clamp<std::int64_t>(i + 1 + s_.kv_len - s_.q_len, 0, s_.kv_len);
+        for (std::int64_t i = 0; i < s_.q_len; ++i)
+            pairs += std::clamp<std::int64_t>(i + 1 + s_.kv_len - s_.q_len, 0, s_.kv_len);
         return static_cast<double>(pairs * s_.batch * s_.heads);
     }
 
@@ -194,8 +206,8 @@ std::vector<Case> self_test_cases() {
     std::vector<Case> cases;
     for (std::size_t i = 0; i < shapes.size(); ++i) {
         const Shape& s = shapes[i];
-        std::string name = fmt::format("self_test b{} h{}/{} q{} kv{} d{}/{}{}", s.batch, s.heads, s.kv_heads, s.q_len, s.kv_len,
-                                       s.head_dim, s.value_dim, s.causal ? " causal" : "");
+        std::string name = fmt::format("self_test b{} h{}/{} q{} kv{} d{}/{}{}", s.batch, s.heads, s.kv_heads, s.q_len,
+                                       s.kv_len, s.head_dim, s.value_dim, s.causal ? " causal" : "");
         // made when it is first run, not here: the reference takes most of the time
         auto test = std::make_shared<std::unique_ptr<const SelfTest>>();
         cases.push_back({std::move(name), [test, s, seed = i + 1](Context& context) {

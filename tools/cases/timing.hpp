@@ -3,19 +3,19 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <vector>
 
 namespace headlong::tools {
 
-/// The median of up to 9 runs, in seconds; no run is started once 5 ms have been spent.
+/// The median of 3 to 9 runs, in seconds. No run is started once 5 ms have been spent, unless there are fewer than 3;
+/// and none at all once 50 ms have.
 template <typename Run>
 double median_seconds(Run&& run) {
     using Clock = std::chrono::steady_clock;
-    constexpr double budget = 5e-3;
-    constexpr std::size_t most = 9;
     std::vector<double> samples;
     double spent = 0.0;
-    while (samples.size() < most && spent < budget) {
+    while (samples.empty() || (samples.size() < 3 ? spent < 50e-3 : samples.size() < 9 && spent < 5e-3)) {
         const Clock::time_point start = Clock::now();
         run();
         samples.push_back(std::chrono::duration<double>(Clock::now() - start).count());

@@ -1,0 +1,377 @@
+// The command line as others use it: exit codes, one-line errors, and the JSON that programs rely on.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <headlong/context.hpp>
+#include <headlong/version.hpp>
+
+#include "tests/support/isas.hpp"
+#include "tests/support/shared_data.hpp"
+#include "tests/support/write_safetensors.hpp"
+
+#ifndef HEADLONG_COMMAND
+#error "the build must define HEADLONG_COMMAND as a shell's command for the headlong binary"
+#endif
+
+namespace headlong::test {
+namespace {
+
+using nlohmann::json;
+
+/// Runs the binary in a shell, with a folder of the test's own for what it prints and reads.
+class CommandLineTest : public testing::Test {
+  protected:
+    struct Result {
+        int code = -1;
+        std::string out;
+        std::string err;
+    };
+
+    CommandLineTest() {
+        const testing::TestInfo* const info = testing::UnitTest::GetInstance()->current_test_info();
+        folder_ = std::filesystem::temp_directory_path() /
+                  ("headlong-cli-" + std::string(info->name()) + "-" + std::to_string(::getpid()));
+        std::filesystem::create_directories(folder_ / "cases");
+    }
+    ~CommandLineTest() override {
+        std::error_code ignored;
+        std::filesystem::remove_all(folder_, ignored);
+    }
+
+    /// `before` goes in front of the command: variables of the environment.
+    Result run(const std::string& arguments, const std::string& before = "") const {
+        const std::string out = (folder_ / "out").string();
+        const std::string err = (folder_ / "err").string();
+        const std::string command =
+            before + " " + HEADLONG_COMMAND + " " + arguments + " >'" + out + "' 2>'" + err + "' </dev/null";
+        const int status = std::system(command.c_str());
+        Result result;
+        result.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+        result.out = contents(out);
+        result.err = contents(err);
+        return result;
+    }
+
+    /// Runs what must be refused: exit code 2, nothing on stdout, one line on stderr with the texts.
+    void expect_bad_call(const std::string& arguments, const std::vector<std::string>& texts,
+                         const std::string& before = "") const {
+        SCOPED_TRACE(before + " headlong " + arguments);
+        const Result result = run(arguments, before);
+        EXPECT_EQ(result.code, 2);
+        EXPECT_EQ(result.out, "");
+        EXPECT_EQ(std::ranges::count(result.err, '\n'), 1) << result.err;
+        EXPECT_EQ(result.err.find("headlong: "), 0U) << result.err;
+        for (const std::string& text : texts) EXPECT_NE(result.err.find(text), std::string::npos) << result.err;
+    }
+
+    /// Runs verify --json and returns what it printed.
+    json verify(const std::string& arguments, int code, const std::string& before = "") const {
+        const Result result = run("verify --json " + arguments, before);
+        EXPECT_EQ(result.code, code) << arguments << "\n" << result.out << result.err;
+        EXPECT_EQ(result.err, "");
+        json report = json::parse(result.out, nullptr, false);
+        EXPECT_FALSE(report.is_discarded()) << result.out;
+        return report;
+    }
+
+    /// The only case of the report, which must have failed.
+    std::string why_it_failed(const std::string& arguments) const {
+        const json report = verify(arguments, 1);
+        if (!report.is_object() || report["cases"].size() != 1) {
+            ADD_FAILURE() << report;
+            return "";
+        }
+        EXPECT_EQ(report["failed"], 1);
+        EXPECT_EQ(report["passed"], 0);
+        EXPECT_EQ(report["cases"][0]["status"], "failed");
+        const std::string why = report["cases"][0]["why"];
+        EXPECT_EQ(why.find('\n'), std::string::npos) << why;
+        return why;
+    }
+
+    std::string case_path(const std::string& name = "case.safetensors") const {
+        return (folder_ / "cases" / name).string();
+    }
+
+    static std::string contents(const std::string& path) {
+        std::ifstream file(path, std::ios::binary);
+        return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+    }
+
+    std::filesystem::path folder_;
+};
+
+bool holds(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::vector<float> ones(std::size_t count) { return std::vector<float>(count, 1.0F); }
+
+/// A case of Attention that passes: one key, so that the output is its value.
+std::vector<TensorToWrite> small_attention() {
+    return {tensor_to_write("Q", "F32", {1, 2, 1, 4}, ones(8)), tensor_to_write("K", "F32", {1, 1, 1, 4}, ones(4)),
+            tensor_to_write("V", "F32", {1, 1, 1, 3}, ones(3)), tensor_to_write("Y", "F32", {1, 2, 1, 3}, ones(6))};
+}
+
+const std::map<std::string, std::string> kAttention{
+    {"name", "small"}, {"op", "Attention"}, {"opset", "25"}, {"inputs", "Q,K,V"}, {"outputs", "Y"}};
+
+TEST_F(CommandLineTest, HelpAndVersion) {
+    for (const char* arguments : {"--help", "-h", "verify --help", "info --help"}) {
+        const Result help = run(arguments);
+        EXPECT_EQ(help.code, 0) << arguments;
+        EXPECT_EQ(help.err, "");
+        EXPECT_TRUE(holds(help.out, "Usage: headlong")) << help.out;
+    }
+    EXPECT_TRUE(holds(run("--help").out, "Examples:"));
+    EXPECT_TRUE(holds(run("verify --help").out, "Examples:"));
+    const Result number = run("--version");
+    EXPECT_EQ(number.code, 0);
+    EXPECT_EQ(number.out, std::string("headlong ") + version() + "\n");
+}
+
+TEST_F(CommandLineTest, BadCallsAreOneLineAndCodeTwo) {
+    expect_bad_call("", {"info", "verify", "headlong --help"});
+    expect_bad_call("--bogus", {"--bogus", "headlong --help"});
+    expect_bad_call("bogus", {"bogus", "headlong --help"});
+    expect_bad_call("verify --bogus", {"--bogus", "headlong verify --help"});
+    expect_bad_call("verify --kv int8", {"--kv"});
+    expect_bad_call("info --measure", {"--measure"});
+    expect_bad_call("info extra", {"extra"});
+    expect_bad_call("verify --isa", {"--isa"});
+    expect_bad_call("verify --isa nonsense", {"'nonsense'", "generic", "all"});
+    expect_bad_call("verify --threads 0", {"--threads", "0"});
+    expect_bad_call("verify --threads many", {"--threads", "many"});
+    expect_bad_call("verify --threads -1", {"--threads"});
+}
+
+TEST_F(CommandLineTest, MissingAndEmptyPathsAreCodeTwo) {
+    expect_bad_call("verify '" + case_path("absent") + "'", {"absent", "no such file"});
+    expect_bad_call("verify 'a\nb'", {"a\\x0ab"});
+    expect_bad_call("verify '" + (folder_ / "cases").string() + "'", {"no *.safetensors"});
+    // nothing runs if one of several paths is wrong
+    expect_bad_call("verify '" + shipped_case("multi_head").string() + "' '" + case_path("absent") + "'", {"absent"});
+}
+
+TEST_F(CommandLineTest, InfoTellsWhatWillBeUsed) {
+    const Result text = run("info");
+    EXPECT_EQ(text.code, 0);
+    EXPECT_EQ(text.err, "");
+    EXPECT_TRUE(holds(text.out, version()));
+
+    const Result result = run("info --json");
+    EXPECT_EQ(result.code, 0);
+    const json info = json::parse(result.out);
+    EXPECT_EQ(info["version"], version());
+    std::vector<std::string> names;
+    for (const Isa isa : available_isas()) names.emplace_back(to_string(isa));
+    EXPECT_EQ(info["isa"]["available"], names);
+    EXPECT_EQ(info["isa"]["chosen"], names.back());
+    EXPECT_EQ(info["threads"]["default"], default_concurrency());
+
+    const json capped = json::parse(run("info --json", "HEADLONG_ISA=generic").out);
+    EXPECT_EQ(capped["isa"]["available"], std::vector<std::string>{"generic"});
+    EXPECT_EQ(capped["isa"]["chosen"], "generic");
+    EXPECT_EQ(capped["HEADLONG_ISA"], "generic");
+}
+
+TEST_F(CommandLineTest, EnvironmentVariableOfNonsenseIsABadCall) {
+    for (const char* arguments : {"info", "verify", "verify --isa all"}) {
+        expect_bad_call(arguments, {"HEADLONG_ISA", "nonsense", "generic"}, "HEADLONG_ISA=nonsense");
+    }
+}
+
+TEST_F(CommandLineTest, ShippedLayersPassOnEveryInstructionSet) {
+    const json report = verify("--isa all '" + shipped_case("multi_head").string() + "'", 0);
+    EXPECT_EQ(report["passed"], 8 * available_isas().size());
+    EXPECT_EQ(report["failed"], 0);
+    EXPECT_EQ(report["skipped"], 0);
+    ASSERT_EQ(report["cases"].size(), 8 * available_isas().size());
+    std::map<std::string, int> per_isa;
+    for (const json& each : report["cases"]) {
+        ++per_isa[each["isa"]];
+        EXPECT_EQ(each["status"], "passed");
+        EXPECT_TRUE(each["max_abs_err"].is_number()) << each;
+        EXPECT_EQ(each["why"], "");
+        EXPECT_EQ(each.size(), 5U) << each;
+    }
+    for (const Isa isa : available_isas()) EXPECT_EQ(per_isa[to_string(isa)], 8) << to_string(isa);
+}
+
+TEST_F(CommandLineTest, ShippedAttentionPassesOrIsSkippedByName) {
+    const json report = verify("--isa all '" + shipped_case("attention_edges").string() + "'", 0);
+    EXPECT_EQ(report["failed"], 0);
+    EXPECT_GE(report["passed"], 3 * available_isas().size());
+    for (const json& each : report["cases"]) {
+        if (each["status"] == "passed") continue;
+        EXPECT_EQ(each["status"], "skipped");
+        EXPECT_EQ(each["why"].get<std::string>().find("needs "), 0U) << each;
+        EXPECT_TRUE(each["max_abs_err"].is_null()) << each;
+    }
+}
+
+TEST_F(CommandLineTest, InstructionSetsAreCountedAsAsked) {
+    const std::string file = "'" + shipped_case("multi_head/seed_d8_h2_t5.safetensors").string() + "'";
+    const json capped = verify("--isa all " + file, 0, "HEADLONG_ISA=generic");
+    EXPECT_EQ(capped["passed"], 1);
+    ASSERT_EQ(capped["cases"].size(), 1U);
+    EXPECT_EQ(capped["cases"][0]["isa"], "generic");
+    EXPECT_EQ(capped["cases"][0]["name"], "seed_d8_h2_t5");
+
+    EXPECT_EQ(verify(file, 0)["cases"][0]["isa"], to_string(available_isas().back()));
+    EXPECT_EQ(verify("--isa generic --threads 2 " + file, 0)["cases"][0]["isa"], "generic");
+    if (available_isas().size() > 1) {
+        expect_bad_call("verify " + file + " --isa " + to_string(available_isas().back()), {"--isa", "generic"},
+                        "HEADLONG_ISA=generic");
+    }
+}
+
+TEST_F(CommandLineTest, SelfTestPasses) {
+    const json report = verify("--isa all", 0);
+    EXPECT_EQ(report["failed"], 0);
+    EXPECT_EQ(report["skipped"], 0);
+    EXPECT_GE(report["passed"], 20 * available_isas().size());
+}
+
+TEST_F(CommandLineTest, TheTableEndsWithASummary) {
+    const Result result = run("verify '" + shipped_case("multi_head").string() + "'");
+    EXPECT_EQ(result.code, 0);
+    EXPECT_EQ(result.err, "");
+    EXPECT_TRUE(result.out.ends_with("\n8 passed, 0 failed, 0 skipped\n")) << result.out;
+}
+
+TEST_F(CommandLineTest, AWrongExpectationFails) {
+    std::vector<TensorToWrite> tensors = small_attention();
+    write_safetensors(case_path(), tensors, kAttention);
+    EXPECT_EQ(verify("'" + case_path() + "'", 0)["passed"], 1);
+
+    std::vector<float> y = ones(6);
+    y[4] = 1.25F;
+    tensors[3] = tensor_to_write("Y", "F32", {1, 2, 1, 3}, y);
+    write_safetensors(case_path(), tensors, kAttention);
+    const json report = verify("'" + case_path() + "'", 1);
+    EXPECT_EQ(report["failed"], 1);
+    EXPECT_EQ(report["cases"][0]["name"], "small");
+    EXPECT_EQ(report["cases"][0]["max_abs_err"], 0.25);
+    const std::string why = report["cases"][0]["why"];
+    EXPECT_TRUE(holds(why, "Y[0, 1, 0, 1] is 1, expected 1.25") && holds(why, "1 of 6")) << why;
+
+    // infinities and NaN match only themselves, however wide the tolerance
+    std::map<std::string, std::string> wide = kAttention;
+    wide["atol"] = "1e30";
+    wide["rtol"] = "1e30";
+    EXPECT_EQ(verify("'" + case_path() + "'", 1)["failed"], 1);
+    write_safetensors(case_path(), tensors, wide);
+    EXPECT_EQ(verify("'" + case_path() + "'", 0)["passed"], 1);
+    for (const float odd : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+        y[4] = odd;
+        tensors[3] = tensor_to_write("Y", "F32", {1, 2, 1, 3}, y);
+        write_safetensors(case_path(), tensors, wide);
+        EXPECT_TRUE(holds(why_it_failed("'" + case_path() + "'"), "Y[0, 1, 0, 1]"));
+    }
+}
+
+TEST_F(CommandLineTest, UnreadableFilesHaveFailed) {
+    write_raw_safetensors(case_path(), "{}", "", 1'000'000);
+    EXPECT_TRUE(holds(why_it_failed("'" + case_path() + "'"), "header length is 1000000"));
+    write_safetensors(case_path(), small_attention());
+    EXPECT_TRUE(holds(why_it_failed("'" + case_path() + "'"), "'op' is missing"));
+    std::ofstream(case_path(), std::ios::trunc) << "x";
+    EXPECT_TRUE(holds(why_it_failed("'" + case_path() + "'"), "has 1 bytes"));
+    EXPECT_TRUE(holds(why_it_failed("/dev/null"), "not a regular file"));
+    // a broken file beside good ones takes nothing from them
+    write_safetensors(case_path("other.safetensors"), small_attention(), kAttention);
+    const json report = verify("'" + (folder_ / "cases").string() + "'", 1);
+    EXPECT_EQ(report["failed"], 1);
+    EXPECT_EQ(report["passed"], 1);
+    EXPECT_EQ(report["cases"][0]["name"], "case");
+    EXPECT_EQ(report["cases"][1]["name"], "small");
+}
+
+TEST_F(CommandLineTest, MalformedAttentionHasFailed) {
+    struct Change {
+        TensorToWrite tensor;  // replaces the one of its name, or is added
+        std::map<std::string, std::string> metadata;
+        std::string why;
+    };
+    const TensorToWrite none{};
+    const std::vector<Change> changes{
+        {tensor_to_write("Q", "F32", {1, 2, 4}, ones(8)), {}, "'q_num_heads' is missing"},
+        {tensor_to_write("Q", "F32", {8}, ones(8)), {}, "'Q' has 1 dimensions"},
+        {tensor_to_write("K", "F32", {1, 1, 2, 2}, ones(4)), {}, "do not fit together"},
+        {tensor_to_write("K", "F32", {1, 1, 4}, ones(4)), {}, "'K' has 3 dimensions"},
+        {tensor_to_write("V", "F32", {1, 1, 3, 1}, ones(3)), {}, "do not fit together"},
+        {tensor_to_write("Y", "F32", {1, 2, 3}, ones(6)), {}, "tensor 'Y' is F32[1, 2, 3]"},
+        {tensor_to_write("Y", "F32", {1, 2, 1, 2}, ones(4)), {}, "tensor 'Y'"},
+        {tensor_to_write("Q", "I32", {1, 2, 1, 4}, ones(8)), {}, "tensor 'Q' is I32"},
+        {tensor_to_write("lse", "F32", {1, 2}, ones(2)), {}, "tensor 'lse'"},
+        {tensor_to_write("past_key", "F32", {1, 1, 1, 4}, ones(4)), {}, "must be given together"},
+        {none, {{"inputs", "Q,K,V,attn_mask"}}, "'attn_mask' is missing"},
+        {none, {{"outputs", "Y,present_key"}}, "'present_key' is missing"},
+        {none, {{"attr.scale", "much"}}, "'attr.scale' is 'much'"},
+        {none, {{"attr.scale", "inf"}}, "'attr.scale' is 'inf'"},
+        {none, {{"attr.is_causal", "0.5"}}, "'attr.is_causal' is '0.5'"},
+        {none, {{"attr.left_window_size", "-2"}}, "'left_window_size' is -2"},
+        {none, {{"atol", "-1"}}, "must not be negative"},
+        {tensor_to_write("attn_mask", "F32", {3, 1}, ones(3)), {}, "tensor 'attn_mask' is F32[3, 1]"},
+        {tensor_to_write("nonpad_kv_seqlen", "I64", {1}, std::vector<std::int64_t>{2}), {}, "holds 2, 0 to 1"},
+    };
+    for (const Change& change : changes) {
+        SCOPED_TRACE(change.why);
+        std::vector<TensorToWrite> tensors = small_attention();
+        if (!change.tensor.name.empty()) {
+            const auto same = std::ranges::find(tensors, change.tensor.name, &TensorToWrite::name);
+            same == tensors.end() ? tensors.push_back(change.tensor) : void(*same = change.tensor);
+        }
+        std::map<std::string, std::string> metadata = kAttention;
+        for (const auto& [key, value] : change.metadata) metadata[key] = value;
+        write_safetensors(case_path(), tensors, metadata);
+        const std::string why = why_it_failed("'" + case_path() + "'");
+        EXPECT_TRUE(holds(why, change.why)) << why;
+        EXPECT_TRUE(holds(why, case_path())) << why;
+    }
+}
+
+TEST_F(CommandLineTest, WhatIsNotKnownIsSkippedByName) {
+    const auto why = [&](const std::vector<TensorToWrite>& tensors, const std::map<std::string, std::string>& changes) {
+        std::map<std::string, std::string> metadata = kAttention;
+        for (const auto& [key, value] : changes) metadata[key] = value;
+        write_safetensors(case_path(), tensors, metadata);
+        const json report = verify("'" + case_path() + "'", 0);
+        EXPECT_EQ(report["skipped"], 1);
+        return report["cases"][0]["why"].get<std::string>();
+    };
+    EXPECT_EQ(why(small_attention(), {{"op", "Softmax"}}), "needs op Softmax");
+    EXPECT_TRUE(holds(why(small_attention(), {{"attr.shiny", "1"}}), "'shiny'"));
+    EXPECT_TRUE(holds(why(small_attention(), {{"opset", "99"}}), "'99'"));
+    std::vector<TensorToWrite> more = small_attention();
+    more.push_back(tensor_to_write("alibi", "F32", {2}, ones(2)));
+    EXPECT_TRUE(holds(why(more, {}), "'alibi'"));
+
+    std::ofstream(folder_ / "cases" / "config.json") << "{}";
+    const json report = verify("'" + (folder_ / "cases").string() + "/'", 0);
+    EXPECT_EQ(report["skipped"], 1);
+    EXPECT_EQ(report["cases"][0]["name"], "cases");
+    EXPECT_EQ(report["cases"][0]["why"], "needs models");
+}
+
+TEST_F(CommandLineTest, SharedCasesPassOrAreSkippedByName) {
+    const std::filesystem::path shared = shared_data("conformance");
+    if (shared.empty()) GTEST_SKIP() << "needs the shared data's folder conformance (set HEADLONG_SHARED)";
+    for (const char* folder : {"multi_head", "onnx_attention", "attention_edges", "onnx_ops"}) {
+        const json report = verify("--isa all '" + (shared / folder).string() + "'", 0);
+        EXPECT_EQ(report["failed"], 0) << folder;
+    }
+}
+
+}  // namespace
+}  // namespace headlong::test
