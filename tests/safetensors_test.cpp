@@ -435,7 +435,7 @@ TEST_F(SafetensorsTest, AnyChangedByteIsReadOrRefused) {
             }
             if (bytes.empty()) break;
         }
-        std::ofstream(path(), std::ios::binary | std::ios::trunc) << bytes;
+        write_bytes(path(), bytes);
         try {
             const SafetensorsFile file(path());
             for (const FileTensor& tensor : file.tensors()) {

@@ -110,10 +110,10 @@ Layout<Rank> dense_layout(const Extents<Rank>& extents) {
     return {dense_strides<Rank>(extents), 0, floats};
 }
 
-/// Dimensions in any order of nesting, with holes between rows, some of them running backwards. With `broadcast`
-/// (inputs only) some have stride 0.
+/// Dimensions in any order of nesting, with holes between rows, some of them running backwards. Of the first
+/// `broadcastable` dimensions (inputs only) some have stride 0.
 template <std::size_t Rank>
-Layout<Rank> random_layout(const Extents<Rank>& extents, Random& random, bool broadcast = false) {
+Layout<Rank> random_layout(const Extents<Rank>& extents, Random& random, std::size_t broadcastable = 0) {
     std::array<std::size_t, Rank> nesting{};
     for (std::size_t i = 0; i < Rank; ++i) nesting[i] = Rank - 1 - i;  // innermost first
     if (random.chance(0.5)) random.shuffle(nesting);
@@ -121,7 +121,7 @@ Layout<Rank> random_layout(const Extents<Rank>& extents, Random& random, bool br
     std::int64_t used = random.chance(0.8) ? 1 : random.integer(2, 3);
     for (const std::size_t dimension : nesting) {
         const std::int64_t extent = extents[dimension];
-        if (broadcast && random.chance(0.05)) continue;  // stride 0
+        if (dimension < broadcastable && random.chance(0.1)) continue;  // stride 0
         layout.strides[dimension] = used;
         used = used * std::max<std::int64_t>(extent, 1) + (random.chance(0.5) ? random.integer(1, 5) : 0);
         if (extent > 0 && random.chance(0.2)) {
@@ -151,8 +151,8 @@ class GuardedTensor {
     explicit GuardedTensor(const Extents<Rank>& extents) : GuardedTensor(extents, dense_layout<Rank>(extents)) {}
 
     /// Any layout, the guard page behind or in front.
-    static GuardedTensor random(const Extents<Rank>& extents, Random& random, bool broadcast = false) {
-        const Layout<Rank> layout = random_layout<Rank>(extents, random, broadcast);
+    static GuardedTensor random(const Extents<Rank>& extents, Random& random, std::size_t broadcastable = 0) {
+        const Layout<Rank> layout = random_layout<Rank>(extents, random, broadcastable);
         return GuardedTensor(extents, layout, random.chance(0.75) ? Touch::end : Touch::begin);
     }
 

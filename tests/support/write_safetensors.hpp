@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -31,15 +33,21 @@ TensorToWrite tensor_to_write(std::string name, std::string dtype, std::vector<s
     return {std::move(name), std::move(dtype), std::move(shape), std::move(bytes)};
 }
 
+/// A new file of these bytes. An old one is removed, not truncated: file systems may then write to the disk at once.
+inline void write_bytes(const std::string& path, const std::string& bytes) {
+    std::filesystem::remove(path);
+    std::ofstream file(path, std::ios::binary);
+    file << bytes;
+    if (!file.flush()) throw std::runtime_error("cannot write " + path);
+}
+
 /// Any header (JSON or not), with its true length in front or `length` instead, then any data.
 inline void write_raw_safetensors(const std::string& path, const std::string& header, const std::string& data,
                                   std::optional<std::uint64_t> length = std::nullopt) {
     const std::uint64_t first = length.value_or(header.size());
     std::string prefix(sizeof first, '\0');
     std::memcpy(prefix.data(), &first, sizeof first);
-    std::ofstream file(path, std::ios::binary | std::ios::trunc);
-    file << prefix << header << data;
-    if (!file.flush()) throw std::runtime_error("cannot write " + path);
+    write_bytes(path, prefix + header + data);
 }
 
 /// A file that keeps the format's rules if the tensors' sizes are right. Data starts 8-byte aligned; tensors follow

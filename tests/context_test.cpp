@@ -1,0 +1,367 @@
+// Contexts: instruction sets, threads, memory, cancellation, and what the attention call refuses.
+#include <gtest/gtest.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <new>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <headlong/headlong.hpp>
+#include <headlong/tbb.hpp>
+
+#include "tests/support/compare.hpp"
+#include "tests/support/counting_resource.hpp"
+#include "tests/support/isas.hpp"
+#include "tests/support/random.hpp"
+
+namespace headlong::test {
+namespace {
+
+/// Sets HEADLONG_ISA for a scope.
+class IsaVariable {
+  public:
+    explicit IsaVariable(const char* value) {
+        const char* old = std::getenv("HEADLONG_ISA");
+        had_ = old != nullptr;
+        if (had_) old_ = old;
+        if (value != nullptr) {
+            setenv("HEADLONG_ISA", value, 1);
+        } else {
+            unsetenv("HEADLONG_ISA");
+        }
+    }
+    ~IsaVariable() {
+        if (had_) {
+            setenv("HEADLONG_ISA", old_.c_str(), 1);
+        } else {
+            unsetenv("HEADLONG_ISA");
+        }
+    }
+    IsaVariable(const IsaVariable&) = delete;
+    IsaVariable& operator=(const IsaVariable&) = delete;
+
+  private:
+    bool had_ = false;
+    std::string old_;
+};
+
+/// Inputs for calls whose numbers do not matter.
+struct Tensors {
+    std::vector<float> data;
+    std::vector<float> out;
+    InputTensor<4> query, key, value;
+    OutputTensor<4> output;
+
+    Tensors(std::int64_t heads, std::int64_t kv_heads, std::int64_t q_len, std::int64_t kv_len, std::int64_t dim)
+        : data(static_cast<std::size_t>(std::max(heads * q_len, kv_heads * kv_len) * dim + 1)),
+          out(static_cast<std::size_t>(heads * q_len * dim + 1)),
+          query(InputTensor<4>::dense(data.data(), {1, heads, q_len, dim})),
+          key(InputTensor<4>::dense(data.data(), {1, kv_heads, kv_len, dim})),
+          value(key),
+          output(OutputTensor<4>::dense(out.data(), {1, heads, q_len, dim})) {
+        Random random(41);
+        for (float& x : data) x = random.normal_f32();
+    }
+    void run(Context& context, const AttentionOptions& options = {}) { attend(context, query, key, value, options, output); }
+};
+
+template <class Operation>
+std::string refusal(const Operation& operation, ErrorCode code) {
+    try {
+        operation();
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), code) << error.what();
+        EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << "an error is one line";
+        return error.what();
+    }
+    ADD_FAILURE() << "nothing was thrown";
+    return {};
+}
+testing::AssertionResult says(const std::string& message, const std::string& text) {
+    if (message.find(text) != std::string::npos) return testing::AssertionSuccess();
+    return testing::AssertionFailure() << "'" << message << "' does not say '" << text << "'";
+}
+
+TEST(ContextTest, TheEnvironmentCapsTheInstructionSet) {
+    const IsaVariable unset(nullptr);
+    const std::vector<Isa> all = available_isas();
+    ASSERT_FALSE(all.empty());
+    EXPECT_EQ(all.front(), Isa::generic);
+    EXPECT_EQ(Context().isa(), all.back()) << "the best one is the default";
+    for (const Isa isa : all) {
+        const IsaVariable capped(to_string(isa));
+        EXPECT_EQ(Context().isa(), isa);
+        EXPECT_EQ(available_isas().back(), isa);
+        ContextOptions options;
+        options.isa = all.back();
+        if (isa != all.back()) {
+            EXPECT_TRUE(says(refusal([&] { Context context(options); }, ErrorCode::unsupported), to_string(all.back())));
+        }
+    }
+    for (const char* wrong : {"avx", "AVX2", "nonsense", "generic "}) {
+        const IsaVariable variable(wrong);
+        EXPECT_TRUE(says(refusal([] { available_isas(); }, ErrorCode::invalid_argument), std::string("HEADLONG_ISA is '") + wrong + "'"));
+    }
+    const IsaVariable empty("");
+    EXPECT_EQ(available_isas(), all);
+}
+
+TEST(ContextTest, OptionsChooseTheInstructionSet) {
+    for (const Isa isa : available_isas()) {
+        ContextOptions options;
+        options.isa = isa;
+        EXPECT_EQ(Context(options).isa(), isa);
+        options = {};
+        options.isa_cap = isa;
+        EXPECT_EQ(Context(options).isa(), isa);
+        options.isa = isa;
+        refusal([&] { Context context(options); }, ErrorCode::invalid_argument);
+        EXPECT_EQ(parse_isa(to_string(isa)), isa);
+    }
+    ContextOptions options;
+    options.isa = Isa::neondot;  // no kernels for it yet, on any machine
+    EXPECT_TRUE(says(refusal([&] { Context context(options); }, ErrorCode::unsupported), "neondot"));
+    EXPECT_FALSE(parse_isa("sse9").has_value());
+}
+
+TEST(ContextTest, ExecutorsRunEveryTaskOnceOnDistinctWorkers) {
+    allow_threads(5);
+    tbb::task_arena arena(3);
+    for (const auto& executor : {make_serial_executor(), make_tbb_executor(2), make_tbb_executor(5), borrow_arena(arena)}) {
+        struct State {
+            std::vector<std::atomic<int>> runs = std::vector<std::atomic<int>>(1000);
+            std::vector<std::atomic<int>> busy;
+            std::atomic<int> clashes{0};
+            explicit State(std::size_t workers) : busy(workers) {}
+        } state(executor->concurrency());
+        executor->run(
+            1000,
+            [](void* p, std::size_t task, std::size_t worker) noexcept {
+                State& s = *static_cast<State*>(p);
+                if (worker >= s.busy.size() || s.busy[worker].fetch_add(1) != 0) s.clashes.fetch_add(1);
+                s.runs[task].fetch_add(1);
+                if (worker < s.busy.size()) s.busy[worker].fetch_sub(1);
+            },
+            &state);
+        EXPECT_EQ(state.clashes.load(), 0);
+        for (const auto& runs : state.runs) ASSERT_EQ(runs.load(), 1);
+    }
+    EXPECT_GE(default_concurrency(), 1U);
+    ContextOptions both;
+    both.threads = 2;
+    both.executor = make_serial_executor();
+    refusal([&] { Context context(both); }, ErrorCode::invalid_argument);
+    both.executor = nullptr;
+    both.threads = std::numeric_limits<std::size_t>::max();
+    refusal([&] { Context context(both); }, ErrorCode::invalid_argument);
+}
+
+// Scratch does not grow with the length, with a cache or without; nothing is allocated by a second call of a shape.
+TEST(ContextTest, ScratchIsTheSameForAnyLength) {
+    const std::int64_t longest = emulated() ? 16384 : 65536;
+    for (const std::size_t threads : {1U, 2U}) {
+        for (const std::int64_t q_len : {std::int64_t{1}, std::int64_t{16}, std::int64_t{1000}}) {
+            std::vector<std::size_t> plain_bytes;
+            std::vector<std::size_t> cache_bytes;
+            for (const std::int64_t length : {std::int64_t{1024}, longest}) {
+                CountingResource memory;
+                const auto context = make_context(available_isas().back(), threads, &memory);
+                Tensors t(2, 1, q_len, length, 8);
+                t.run(*context);
+                const std::size_t allocations = memory.counts().allocations;
+                plain_bytes.push_back(memory.counts().peak_bytes);
+                EXPECT_EQ(context->scratch_bytes(), memory.counts().live_bytes);
+                t.run(*context);
+                EXPECT_EQ(memory.counts().allocations, allocations) << "a second call allocates nothing";
+
+                CountingResource cache_memory;  // of the context that attends, not of the cache
+                const auto cache_context = make_context(available_isas().back(), threads, &cache_memory);
+                KvCacheOptions options;
+                options.shape = {.kv_heads = 1, .head_dim = 8, .value_dim = 8};
+                KvCache cache(options);
+                const auto rows = InputTensor<3>::dense(t.data.data(), {1, length, 8});
+                cache.append(*cache_context, 0, rows, rows);
+                const CachedQuery query{.query = InputTensor<3>::dense(t.data.data(), {2, q_len, 8}),
+                                        .cache = &cache,
+                                        .layer = 0,
+                                        .output = OutputTensor<3>::dense(t.out.data(), {2, q_len, 8}),
+                                        .lse = {}};
+                attend(*cache_context, std::span(&query, 1));
+                const std::size_t first = cache_memory.counts().allocations;
+                cache_bytes.push_back(cache_memory.counts().peak_bytes);
+                attend(*cache_context, std::span(&query, 1));
+                EXPECT_EQ(cache_memory.counts().allocations, first);
+            }
+            EXPECT_EQ(plain_bytes[0], plain_bytes[1]) << threads << " threads, " << q_len << " queries";
+            EXPECT_EQ(cache_bytes[0], cache_bytes[1]) << threads << " threads, " << q_len << " queries";
+        }
+        // as many queries as keys
+        std::vector<std::size_t> bytes;
+        for (const std::int64_t length : {std::int64_t{1024}, emulated() ? std::int64_t{2048} : std::int64_t{4096}}) {
+            CountingResource memory;
+            const auto context = make_context(available_isas().back(), threads, &memory);
+            Tensors t(2, 2, length, length, 4);
+            t.run(*context);
+            bytes.push_back(memory.counts().peak_bytes);
+        }
+        EXPECT_EQ(bytes[0], bytes[1]);
+    }
+}
+
+TEST(ContextTest, EveryRefusedAllocationIsOneError) {
+    for (std::size_t failing = 0;; ++failing) {
+        ASSERT_LT(failing, 20U);
+        CountingResource memory;
+        bool refused = false;
+        {
+            const auto context = make_context(available_isas().back(), 2, &memory);
+            Tensors t(4, 2, 3, 700, 16);
+            memory.fail_after(failing);
+            try {
+                t.run(*context);
+            } catch (const OutOfMemory& error) {
+                refused = true;
+                EXPECT_TRUE(says(error.what(), "attend"));
+            }
+            memory.never_fail();
+            t.run(*context);  // still usable
+        }
+        EXPECT_EQ(memory.counts().live_bytes, 0U);
+        if (!refused) break;
+    }
+}
+
+TEST(ContextTest, ManyThreadsUseOneContext) {
+    Context context;
+    Tensors alone(4, 2, 64, 600, 16);
+    alone.run(context);
+    std::vector<std::thread> threads;
+    std::vector<std::vector<float>> results(6);
+    for (auto& result : results) {
+        threads.emplace_back([&] {
+            Tensors t(4, 2, 64, 600, 16);
+            for (int i = 0; i < 10; ++i) t.run(context);
+            result = t.out;
+        });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const auto& result : results) EXPECT_TRUE(same_bits(alone.out.data(), result.data(), 4 * 64 * 16));
+}
+
+// The caller's own parallel loop around calls that share its arena must neither deadlock nor share scratch.
+TEST(ContextTest, CallsNestInTheCallersLoop) {
+    allow_threads(4);
+    tbb::task_arena arena(4);
+    ContextOptions options;
+    options.executor = borrow_arena(arena);
+    Context context(options);
+    Tensors alone(4, 2, 64, 600, 16);
+    alone.run(context);
+    std::atomic<int> wrong{0};
+    arena.execute([&] {
+        tbb::parallel_for(0, 40, [&](int) {
+            Tensors t(4, 2, 64, 600, 16);
+            t.run(context);
+            if (!same_bits(alone.out.data(), t.out.data(), 4 * 64 * 16)) wrong.fetch_add(1);
+        });
+    });
+    EXPECT_EQ(wrong.load(), 0);
+}
+
+TEST(ContextTest, AStopTokenEndsACall) {
+    for (const std::size_t threads : {1U, 2U}) {
+        const auto context = make_context(available_isas().back(), threads);
+        for (const std::int64_t q_len : {1, 800}) {
+            Tensors t(2, 1, q_len, 2000, 8);
+            std::stop_source source;
+            AttentionOptions options;
+            options.stop = source.get_token();
+            t.run(*context, options);
+            source.request_stop();
+            EXPECT_TRUE(says(refusal([&] { t.run(*context, options); }, ErrorCode::cancelled), "attend"));
+            t.run(*context);
+        }
+    }
+}
+
+TEST(ContextTest, ZeroExtentsSucceed) {
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (const std::size_t threads : {1U, 2U}) {
+            const auto context = make_context(isa, threads);
+            float out[64];
+            float lse[8];
+            const float data[64] = {};
+            for (int zero = 0; zero < 5; ++zero) {
+                std::int64_t n[5] = {2, 2, 2, 3, 4};  // batch, heads, q_len, kv_len, value_dim
+                n[zero] = 0;
+                std::fill_n(out, 64, -7.0F);
+                std::fill_n(lse, 8, -7.0F);
+                attend(*context, InputTensor<4>::dense(data, {n[0], n[1], n[2], 2}), InputTensor<4>::dense(data, {n[0], n[1], n[3], 2}),
+                       InputTensor<4>::dense(data, {n[0], n[1], n[3], n[4]}), {}, OutputTensor<4>::dense(out, {n[0], n[1], n[2], n[4]}),
+                       OutputTensor<3>::dense(lse, {n[0], n[1], n[2]}));
+                const std::int64_t outputs = n[0] * n[1] * n[2] * n[4];
+                for (std::int64_t i = 0; i < 32; ++i) EXPECT_EQ(out[i], i < outputs ? 0.0F : -7.0F) << zero;
+                for (std::int64_t i = 0; i < n[0] * n[1] * n[2]; ++i) {
+                    EXPECT_EQ(lse[i], zero == 3 ? -std::numeric_limits<float>::infinity() : static_cast<float>(std::log(3.0))) << zero;
+                }
+            }
+            attend(*context, std::span<const CachedQuery>{});
+        }
+    }
+}
+
+TEST(ContextTest, BadCallsAreNamedAndRefused) {
+    Context context;
+    const auto refused = [&](const auto& change, ErrorCode code, const std::string& text) {
+        Tensors t(4, 2, 3, 5, 8);
+        AttentionOptions options;
+        change(t, options);
+        EXPECT_TRUE(says(refusal([&] { t.run(context, options); }, code), text));
+    };
+    const auto invalid = ErrorCode::invalid_argument;
+    refused([](Tensors& t, auto&) { t.query.extents[3] = 0; t.key.extents[3] = 0; }, invalid, "head_dim is 0");
+    refused([](Tensors& t, auto&) { t.query.extents[1] = 3; t.output.extents[1] = 3; }, invalid, "3 heads");
+    refused([](Tensors& t, auto&) { t.key.extents[0] = 2; }, invalid, "key: extent 0 is 2; it must be 1");
+    refused([](Tensors& t, auto&) { t.value.extents[2] = 4; }, invalid, "value: extent 2 is 4; it must be 5");
+    refused([](Tensors& t, auto&) { t.output.extents[3] = 9; }, invalid, "output: extent 3 is 9; it must be 8");
+    refused([](Tensors& t, auto&) { t.query.extents[2] = -3; }, invalid, "query: extent 2 is -3");
+    refused([](Tensors& t, auto&) { t.key.data = nullptr; }, invalid, "key: data is null");
+    refused([](Tensors& t, auto&) { t.output.strides[2] = 0; }, invalid, "output: stride 2 is 0");
+    refused([](Tensors& t, auto&) { t.key.strides[2] = std::numeric_limits<std::int64_t>::max() / 3; }, invalid, "64-bit");
+    refused([](Tensors& t, auto&) { t.key.strides[2] = std::numeric_limits<std::int64_t>::min(); }, invalid, "64-bit");
+    refused([](Tensors& t, auto&) { t.query.dtype = DType::bf16; }, ErrorCode::unsupported, "query: elements of type bf16");
+    refused([](Tensors&, auto& o) { o.scale = std::numeric_limits<float>::quiet_NaN(); }, invalid, "scale is nan");
+    refused([](Tensors&, auto& o) { o.scale = std::numeric_limits<float>::infinity(); }, invalid, "scale is inf");
+    refused([](Tensors&, auto& o) { o.alignment = static_cast<Alignment>(9); }, invalid, "alignment is 9");
+
+    const float slopes[4] = {};
+    const std::int64_t lengths[1] = {3};
+    const auto unbuilt = ErrorCode::unsupported;
+    refused([](Tensors&, auto& o) { o.window_left = 3; }, unbuilt, "window_left");
+    refused([](Tensors&, auto& o) { o.window_right = 0; }, unbuilt, "window_right");
+    refused([](Tensors&, auto& o) { o.softcap = 1.0F; }, unbuilt, "softcap");
+    refused([&](Tensors&, auto& o) { o.alibi_slopes = slopes; }, unbuilt, "alibi_slopes");
+    refused([](Tensors&, auto& o) { o.mask.emplace(); }, unbuilt, "mask");
+    refused([&](Tensors&, auto& o) { o.sink_logits = slopes; }, unbuilt, "sink_logits");
+    refused([&](Tensors&, auto& o) { o.kv_lengths = lengths; }, unbuilt, "kv_lengths");
+
+    CachedQuery none;
+    EXPECT_TRUE(says(refusal([&] { attend(context, std::span(&none, 1)); }, invalid), "cache is null"));
+}
+
+TEST(ContextTest, ErrorsAndVersionsHaveNames) {
+    EXPECT_STREQ(to_string(ErrorCode::would_forget), "would_forget");
+    EXPECT_STREQ(to_string(KvType::int4), "int4");
+    EXPECT_STREQ(to_string(DType::bf16), "bf16");
+    EXPECT_EQ(std::string(version()), std::to_string(HEADLONG_VERSION_MAJOR) + "." + std::to_string(HEADLONG_VERSION_MINOR) + "." +
+                                          std::to_string(HEADLONG_VERSION_PATCH));
+}
+
+}  // namespace
+}  // namespace headlong::test
