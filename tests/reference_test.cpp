@@ -281,8 +281,11 @@ TEST(ReferenceTest, ScaleAndMagnitudes) {
     EXPECT_TRUE(is(result.lse, {5}, 0.0));  // 10 / sqrt(4)
     EXPECT_EQ(result.magnitudes.score, 5.0);
     EXPECT_EQ(result.magnitudes.value, 3.0);
+    EXPECT_EQ(result.magnitudes.terms, 5.0);
     EXPECT_EQ(reference::output_tolerance(result.magnitudes), 1e-5);
-    EXPECT_DOUBLE_EQ(reference::output_tolerance({1000.0, 2.0}), 16000.0 / 16777216);
+    EXPECT_EQ(reference::lse_tolerance(result.magnitudes), 1e-5);
+    EXPECT_DOUBLE_EQ(reference::output_tolerance({.score = 1000.0, .terms = 0.0, .value = 2.0}), 16000.0 / 16777216);
+    EXPECT_DOUBLE_EQ(reference::lse_tolerance({.score = 0.0, .terms = 1000.0, .value = 2.0}), 4000.0 / 16777216);
     options.scale = 3.0;
     EXPECT_TRUE(is(reference::attention(query, key, value, options).lse, {30}, 0.0));
 }

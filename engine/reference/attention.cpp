@@ -155,7 +155,11 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
 
                     const double* k = key.values.data() + key.place(b, g, j, 0);
                     double score = 0.0;
-                    for (std::size_t d = 0; d < head_dim; ++d) score += q[d] * k[d];
+                    double terms = 0.0;
+                    for (std::size_t d = 0; d < head_dim; ++d) {
+                        score += q[d] * k[d];
+                        terms += std::abs(q[d] * k[d]);
+                    }
                     score *= scale;
                     const double scaled = score;
                     if (options.softcap != 0.0) score = options.softcap * std::tanh(score / options.softcap);
@@ -163,6 +167,7 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
                     if (!visible) continue;
 
                     note(result.magnitudes.score, scaled);
+                    note(result.magnitudes.terms, terms * scale);
                     if (!options.alibi_slopes.empty()) {
                         score -= options.alibi_slopes[static_cast<std::size_t>(h)] * static_cast<double>(std::abs(p - j));
                     }
@@ -218,7 +223,9 @@ double output_tolerance(const Magnitudes& magnitudes) {
     return std::max(1e-5, 8.0 * std::ldexp(1.0, -24) * magnitudes.score * magnitudes.value);
 }
 
-double lse_tolerance(const Magnitudes& magnitudes) { return output_tolerance({2.0 * magnitudes.score, 1.0}); }
+double lse_tolerance(const Magnitudes& magnitudes) {
+    return std::max(1e-5, 4.0 * std::ldexp(1.0, -24) * magnitudes.terms);
+}
 
 State merge(const State& first, const State& second) {
     require(first.output.extents == second.output.extents && first.lse.extents == second.lse.extents,

@@ -54,6 +54,7 @@ AttentionOptions widen(const headlong::AttentionOptions& options, bool causal_by
 /// What float32 errors scale with.
 struct Magnitudes {
     double score = 0.0;  ///< largest finite |scale * q k| before softcap and mask, over allowed pairs
+    double terms = 0.0;  ///< largest finite |scale| * sum over d of |q_d k_d|, over the same pairs
     double value = 0.0;  ///< largest finite |v| over rows that some query sees
 };
 
@@ -71,8 +72,8 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
 
 /// How far a float32 implementation may be from the reference: max(1e-5, 8 * 2^-24 * max|score| * max|value|).
 double output_tolerance(const Magnitudes& magnitudes);
-/// The same for lse, whose "value" is 1: max(1e-5, 16 * 2^-24 * max|score|). A score's error reaches lse in full, but
-/// the output at most by half, since the weights still add up to 1.
+/// The same for lse: max(1e-5, 4 * 2^-24 * terms). A score's error reaches lse in full, and grows with the terms of the
+/// product, which may be much larger than the score: with few keys the largest score says nothing about them.
 double lse_tolerance(const Magnitudes& magnitudes);
 
 /// Partial results over disjoint keys: output [..., value_dim] and lse [...].

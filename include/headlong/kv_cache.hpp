@@ -53,13 +53,13 @@ class BlockPool {
 };
 
 struct KvCacheOptions {
-    KvShape shape;
+    KvShape shape = {};
     std::int64_t layers = 1;  ///< >= 1
     /// Tokens the cache may hold. An append beyond it is refused with OutOfMemory, and nothing is lost.
     std::int64_t capacity = std::numeric_limits<std::int64_t>::max();
     std::int64_t sink_tokens = 0;                  ///< Not built yet.
-    std::span<const std::int64_t> layer_windows;   ///< per layer, empty = none. Not built yet.
-    std::shared_ptr<BlockPool> pool;               ///< to share blocks with other caches; must have the same shape
+    std::span<const std::int64_t> layer_windows = {};   ///< per layer, empty = none. Not built yet.
+    std::shared_ptr<BlockPool> pool = {};               ///< to share blocks with other caches; must have the same shape
     std::pmr::memory_resource* memory = nullptr;   ///< for a pool of its own; not with `pool`
 };
 

@@ -18,14 +18,14 @@ namespace headlong {
 /// Weights are applied as x @ W: [inputs, outputs]. They are copied into panels when the layer is made, and need
 /// not live longer. A transposed weight is the same view with its strides exchanged. Biases are optional.
 struct MultiHeadAttentionWeights {
-    InputTensor<2> query;   ///< [d_model, heads * head_dim]
-    InputTensor<2> key;     ///< [d_model, kv_heads * head_dim]
-    InputTensor<2> value;   ///< [d_model, kv_heads * head_dim]
-    InputTensor<2> output;  ///< [heads * head_dim, d_model]
-    InputTensor<1> query_bias;   ///< [heads * head_dim]
-    InputTensor<1> key_bias;     ///< [kv_heads * head_dim]
-    InputTensor<1> value_bias;   ///< [kv_heads * head_dim]
-    InputTensor<1> output_bias;  ///< [d_model]
+    InputTensor<2> query = {};   ///< [d_model, heads * head_dim]
+    InputTensor<2> key = {};     ///< [d_model, kv_heads * head_dim]
+    InputTensor<2> value = {};   ///< [d_model, kv_heads * head_dim]
+    InputTensor<2> output = {};  ///< [heads * head_dim, d_model]
+    InputTensor<1> query_bias = {};   ///< [heads * head_dim]
+    InputTensor<1> key_bias = {};     ///< [kv_heads * head_dim]
+    InputTensor<1> value_bias = {};   ///< [kv_heads * head_dim]
+    InputTensor<1> output_bias = {};  ///< [d_model]
 };
 
 struct MultiHeadAttentionOptions {
