@@ -73,8 +73,8 @@ void decode(benchmark::State& state, Isa isa, Shape s) {
 
 const bool registered = [] {
     const auto name = [](const char* what, Isa isa, Shape s) {
-        return std::string(what) + "/" + to_string(isa) + "/" + std::to_string(s.heads) + "x" + std::to_string(s.kv_heads) + "x" +
-               std::to_string(s.dim);
+        return std::string(what) + "/" + to_string(isa) + "/" + std::to_string(s.heads) + "x" +
+               std::to_string(s.kv_heads) + "x" + std::to_string(s.dim);
     };
     const auto threads = static_cast<std::int64_t>(default_concurrency());
     std::vector<std::int64_t> counts{1};

@@ -40,7 +40,8 @@ void dot_panels(benchmark::State& state, const KernelTable& table) {
     const auto depth = static_cast<std::size_t>(state.range(1));
     Floats query(rows * depth), panels(64 * depth), out(rows * 64);
     for (auto _ : state) {
-        table.dot_panels({query.data(), depth, rows, panels.data(), depth * 16, depth, out.data(), 64, 64, false, false});
+        table.dot_panels(
+            {query.data(), depth, rows, panels.data(), depth * 16, depth, out.data(), 64, 64, false, false});
         benchmark::ClobberMemory();
     }
     set_flops(state, 2.0 * static_cast<double>(rows * depth * 64));

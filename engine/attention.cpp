@@ -39,9 +39,12 @@ float scale_of(const AttentionOptions& options, std::int64_t head_dim) {
 
 std::int64_t offset_of(const AttentionOptions& options, std::int64_t q_len, std::int64_t kv_len) {
     switch (options.alignment) {
-        case Alignment::bottom_right: return kv_len - q_len;
-        case Alignment::top_left: return 0;
-        case Alignment::offset: return options.causal_offset;
+        case Alignment::bottom_right:
+            return kv_len - q_len;
+        case Alignment::top_left:
+            return 0;
+        case Alignment::offset:
+            return options.causal_offset;
     }
     throw InvalidArgument(fmt::format("AttentionOptions: alignment is {}; allowed: bottom_right, top_left, offset",
                                       static_cast<int>(options.alignment)));
@@ -56,7 +59,8 @@ void check_heads(std::int64_t heads, std::int64_t kv_heads, std::int64_t head_di
     check_length("head_dim", head_dim);
     check_length("value_dim", value_dim);
     if (kv_heads == 0 ? heads != 0 : heads % kv_heads != 0) {
-        throw InvalidArgument(fmt::format("query: {} heads; they must be a multiple of the {} KV heads", heads, kv_heads));
+        throw InvalidArgument(
+            fmt::format("query: {} heads; they must be a multiple of the {} KV heads", heads, kv_heads));
     }
 }
 
@@ -116,7 +120,8 @@ void attend(Context& context, const InputTensor<4>& query, const InputTensor<4>&
         for (std::int64_t b = 0; b < batch; ++b) {
             Sequence& s = sequences[static_cast<std::size_t>(b)];
             const auto rows = [b](const auto& view, auto* data) {
-                return HeadRows<decltype(data)>{data + b * view.strides[0], view.strides[1], view.strides[2], view.strides[3]};
+                return HeadRows<decltype(data)>{data + b * view.strides[0], view.strides[1], view.strides[2],
+                                                view.strides[3]};
             };
             s.query = rows(query, floats(query.data));
             s.output = rows(output, floats(output.data));
@@ -164,7 +169,8 @@ void attend(Context& context, std::span<const CachedQuery> queries, const Attent
         check_length("query's length", q.query.extents[1]);
         if (q.lse.data != nullptr) {
             check_output("lse", q.lse);
-            for (std::size_t i = 0; i < 2; ++i) check_extent("lse", i, q.lse.extents[i], q.query.extents[i], "as in query");
+            for (std::size_t i = 0; i < 2; ++i)
+                check_extent("lse", i, q.lse.extents[i], q.query.extents[i], "as in query");
         }
         static_cast<void>(q.cache->length(q.layer));
     }

@@ -105,7 +105,9 @@ struct Plan {
     bool packs;                    ///< some sequence is of plain tensors
 
     std::int64_t block_rows() const noexcept { return block_positions * group; }
-    std::int64_t items() const noexcept { return static_cast<std::int64_t>(problem.sequences.size()) * problem.kv_heads; }
+    std::int64_t items() const noexcept {
+        return static_cast<std::int64_t>(problem.sequences.size()) * problem.kv_heads;
+    }
 };
 
 /// A worker's own memory. Its size depends on dims and row block, never on a length.
@@ -116,7 +118,7 @@ struct Scratch {
     kernels::States tile;   ///< one span's state of one row tile
     float* scores;          ///< [row tile][score stride]
     kernels::TokenRange* ranges;
-    float* packed;          ///< 8 blocks of plain keys and values
+    float* packed;  ///< 8 blocks of plain keys and values
 
     Scratch(const Plan& plan, Carver& carver) noexcept {
         const std::size_t rows = size(plan.block_rows());
@@ -127,7 +129,8 @@ struct Scratch {
         tile = carver.states(size(kRowTile), pitch);
         scores = carver.take<float>(size(kRowTile) * kScoreStride);
         ranges = carver.take<kernels::TokenRange>(size(kRowTile));
-        packed = carver.take<float>(plan.packs ? kSpanBlocks * kernels::round_up(plan.layout.floats(), kPanelTokens) : 0);
+        packed =
+            carver.take<float>(plan.packs ? kSpanBlocks * kernels::round_up(plan.layout.floats(), kPanelTokens) : 0);
     }
 };
 
@@ -148,12 +151,12 @@ class RowBlock {
     /// Row r is head r mod group at position r / group, so that neighbours see nearly the same keys.
     void load_query() const noexcept {
         for (std::int64_t g = 0; g < plan_.group; ++g) {
-            plan_.kernels.scale_rows({{sequence_.query.at(kv_head_ * plan_.group + g, first_position_),
-                                       kernels::SourceType::f32, sequence_.query.row_stride, sequence_.query.column_stride,
-                                       size(positions_), plan_.layout.head_dim},
-                                      plan_.problem.factor,
-                                      scratch_.query + size(g) * plan_.layout.head_dim,
-                                      size(plan_.group) * plan_.layout.head_dim});
+            plan_.kernels.scale_rows(
+                {{sequence_.query.at(kv_head_ * plan_.group + g, first_position_), kernels::SourceType::f32,
+                  sequence_.query.row_stride, sequence_.query.column_stride, size(positions_), plan_.layout.head_dim},
+                 plan_.problem.factor,
+                 scratch_.query + size(g) * plan_.layout.head_dim,
+                 size(plan_.group) * plan_.layout.head_dim});
         }
     }
 
@@ -263,13 +266,16 @@ class RowBlock {
                 std::fill(values + size(to) * pitch, values + size(ceil_div(to, kPanel) * kPanel) * pitch, 0.0F);
             }
             const std::int64_t token = span_begin + b * kBlock + from;
-            plan_.kernels.pack_panels({{sequence_.key.at(kv_head_, token), kernels::SourceType::f32, sequence_.key.row_stride,
-                                        sequence_.key.column_stride, count, plan_.layout.head_dim},
-                                       block, size(from)});
+            plan_.kernels.pack_panels(
+                {{sequence_.key.at(kv_head_, token), kernels::SourceType::f32, sequence_.key.row_stride,
+                  sequence_.key.column_stride, count, plan_.layout.head_dim},
+                 block,
+                 size(from)});
             const bool nonfinite = plan_.kernels.pack_rows(
                 {{sequence_.value.at(kv_head_, token), kernels::SourceType::f32, sequence_.value.row_stride,
                   sequence_.value.column_stride, count, plan_.layout.value_dim},
-                 values + size(from) * pitch, pitch});
+                 values + size(from) * pitch,
+                 pitch});
             if (nonfinite) blocks.nonfinite |= 1U << static_cast<unsigned>(b);
             blocks.keys[b] = block;
             blocks.values[b] = values;
@@ -315,8 +321,8 @@ class RowBlock {
                                       .accumulate = false,
                                       .canonical = false});
         }
-        plan_.kernels.softmax_span({scratch_.scores, kScoreStride, size(count), scratch_.ranges, size(first), size(last),
-                                    out.max, out.sum});
+        plan_.kernels.softmax_span(
+            {scratch_.scores, kScoreStride, size(count), scratch_.ranges, size(first), size(last), out.max, out.sum});
         plan_.kernels.weighted_rows({.weights = scratch_.scores,
                                      .weight_stride = kScoreStride,
                                      .row_count = size(count),
@@ -457,7 +463,8 @@ bool run_split(Context::Impl& context, Workspace& workspace, const Plan& plan) {
 
             make_empty(item.group, rows);
             for (std::int64_t span = std::max(wave.begin, spans.begin); span < std::min(wave.end, spans.end); ++span) {
-                plan.kernels.merge({item.group, rows_from(item.spans, size(span % kGroup) * rows), rows, plan.layout.pitch()});
+                plan.kernels.merge(
+                    {item.group, rows_from(item.spans, size(span % kGroup) * rows), rows, plan.layout.pitch()});
             }
             plan.kernels.merge({item.total, item.group, rows, plan.layout.pitch()});
             if (group == last_group) block.finish(item.total);

@@ -17,7 +17,9 @@ struct HeadRows {
     std::int64_t head_stride = 0;
     std::int64_t row_stride = 0;
     std::int64_t column_stride = 1;
-    Pointer at(std::int64_t head, std::int64_t row) const noexcept { return base + head * head_stride + row * row_stride; }
+    Pointer at(std::int64_t head, std::int64_t row) const noexcept {
+        return base + head * head_stride + row * row_stride;
+    }
 };
 
 /// One sequence: its queries, where its keys and values lie, and which of them each query sees.

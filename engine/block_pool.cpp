@@ -16,7 +16,7 @@
 namespace headlong {
 namespace {
 
-constexpr std::size_t kFirstSlabBytes = std::size_t{64} << 10U;  // a test's cache should not cost megabytes
+constexpr std::size_t kFirstSlabBytes = std::size_t{64} << 10U;    // a test's cache should not cost megabytes
 constexpr std::size_t kLargestSlabBytes = std::size_t{64} << 20U;  // bounds what the last slab may leave unused
 constexpr std::size_t kHugePageBytes = std::size_t{2} << 20U;
 
@@ -34,7 +34,8 @@ void check_range(const char* name, std::int64_t value, std::int64_t most) {
 void ask_for_huge_pages(std::byte* memory, std::size_t bytes) noexcept {
 #if defined(__linux__)
     // Only a hint, and only for whole pages of ours: 4 KiB pages cost a TLB miss per page of a 2 MiB span.
-    if (bytes >= kHugePageBytes) static_cast<void>(madvise(memory, bytes / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE));
+    if (bytes >= kHugePageBytes)
+        static_cast<void>(madvise(memory, bytes / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE));
 #else
     static_cast<void>(memory);
     static_cast<void>(bytes);
@@ -45,11 +46,16 @@ void ask_for_huge_pages(std::byte* memory, std::size_t bytes) noexcept {
 
 const char* to_string(KvType type) noexcept {
     switch (type) {
-        case KvType::f32: return "f32";
-        case KvType::f16: return "f16";
-        case KvType::bf16: return "bf16";
-        case KvType::int8: return "int8";
-        case KvType::int4: return "int4";
+        case KvType::f32:
+            return "f32";
+        case KvType::f16:
+            return "f16";
+        case KvType::bf16:
+            return "bf16";
+        case KvType::int8:
+            return "int8";
+        case KvType::int4:
+            return "int4";
     }
     return "unknown";
 }
@@ -58,7 +64,8 @@ void check_shape(const KvShape& shape) {
     check_range("KvShape: kv_heads", shape.kv_heads, kMaxHeads);
     check_range("KvShape: head_dim", shape.head_dim, kMaxDim);
     check_range("KvShape: value_dim", shape.value_dim, kMaxDim);
-    for (const auto& [name, type] : {std::pair{"key_type", shape.key_type}, std::pair{"value_type", shape.value_type}}) {
+    for (const auto& [name, type] :
+         {std::pair{"key_type", shape.key_type}, std::pair{"value_type", shape.value_type}}) {
         if (type != KvType::f32) {
             throw Unsupported(fmt::format("KvShape: {} {} is not built yet; use f32", name, to_string(type)));
         }

@@ -21,8 +21,8 @@ struct Slab {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
     std::size_t blocks = 0;
-    std::size_t head_bytes = 0;   ///< one block of one KV head
-    std::size_t values_offset = 0;  ///< bytes from a head's block to its value rows
+    std::size_t head_bytes = 0;                 ///< one block of one KV head
+    std::size_t values_offset = 0;              ///< bytes from a head's block to its value rows
     std::unique_ptr<std::uint8_t[]> nonfinite;  ///< [kv_head][block]: the values may hold a NaN or infinity
 };
 
@@ -35,7 +35,8 @@ struct Block {
         return reinterpret_cast<float*>(slab->memory + (head * slab->blocks + index) * slab->head_bytes);
     }
     float* values(std::size_t head) const noexcept {
-        return reinterpret_cast<float*>(slab->memory + (head * slab->blocks + index) * slab->head_bytes + slab->values_offset);
+        return reinterpret_cast<float*>(slab->memory + (head * slab->blocks + index) * slab->head_bytes +
+                                        slab->values_offset);
     }
     std::uint8_t& nonfinite(std::size_t head) const noexcept { return slab->nonfinite[head * slab->blocks + index]; }
 };

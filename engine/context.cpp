@@ -22,7 +22,8 @@ Isa choose_isa(const ContextOptions& options) {
             if (!names.empty()) names += ", ";
             names += to_string(isa);
         }
-        throw Unsupported(fmt::format("instruction set {}: not available here; available: {}", to_string(*options.isa), names));
+        throw Unsupported(
+            fmt::format("instruction set {}: not available here; available: {}", to_string(*options.isa), names));
     }
     Isa best = available.front();
     for (const Isa isa : available) {

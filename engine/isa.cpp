@@ -41,13 +41,18 @@ constexpr std::array<IsaName, 7> kNames{{
 
 const kernels::KernelTable* find_table(Isa isa) noexcept {
     switch (isa) {
-        case Isa::generic: return kernels::generic_table;
-        case Isa::avx2: return kernels::avx2_table;
-        case Isa::avx512: return kernels::avx512_table;
-        case Isa::neon: return kernels::neon_table;
+        case Isa::generic:
+            return kernels::generic_table;
+        case Isa::avx2:
+            return kernels::avx2_table;
+        case Isa::avx512:
+            return kernels::avx512_table;
+        case Isa::neon:
+            return kernels::neon_table;
         case Isa::avx2vnni:
         case Isa::avx512vnni:
-        case Isa::neondot: break;
+        case Isa::neondot:
+            break;
     }
     return nullptr;
 }
@@ -80,10 +85,14 @@ struct X86Features {
 bool can_run(Isa isa) noexcept {
     static const X86Features features;
     switch (isa) {
-        case Isa::generic: return true;
-        case Isa::avx2: return features.avx2;
-        case Isa::avx512: return features.avx512;
-        default: return false;
+        case Isa::generic:
+            return true;
+        case Isa::avx2:
+            return features.avx2;
+        case Isa::avx512:
+            return features.avx512;
+        default:
+            return false;
     }
 }
 
@@ -126,7 +135,8 @@ std::optional<Isa> parse_isa(std::string_view name) noexcept {
 
 const kernels::KernelTable& table_of(Isa isa) {
     const kernels::KernelTable* table = find_table(isa);
-    if (table == nullptr) throw Unsupported(fmt::format("instruction set {}: this build has no kernels for it", to_string(isa)));
+    if (table == nullptr)
+        throw Unsupported(fmt::format("instruction set {}: this build has no kernels for it", to_string(isa)));
     return *table;
 }
 

@@ -22,13 +22,15 @@ std::size_t blocks_for(std::int64_t tokens) noexcept {
 void check_options(const KvCacheOptions& options) {
     check_shape(options.shape);
     if (options.layers < 1 || options.layers > kMaxLayers) {
-        throw InvalidArgument(fmt::format("KvCacheOptions: layers is {}; allowed: 1 to {}", options.layers, kMaxLayers));
+        throw InvalidArgument(
+            fmt::format("KvCacheOptions: layers is {}; allowed: 1 to {}", options.layers, kMaxLayers));
     }
     if (options.capacity < 1) {
         throw InvalidArgument(fmt::format("KvCacheOptions: capacity is {}; it must be at least 1", options.capacity));
     }
     if (options.sink_tokens != 0) throw Unsupported("KvCacheOptions: sink_tokens is not built yet; leave it 0");
-    if (!options.layer_windows.empty()) throw Unsupported("KvCacheOptions: layer_windows is not built yet; leave it empty");
+    if (!options.layer_windows.empty())
+        throw Unsupported("KvCacheOptions: layer_windows is not built yet; leave it empty");
     if (options.pool != nullptr && options.memory != nullptr) {
         throw InvalidArgument("KvCacheOptions: pool and memory are both set; give one");
     }
@@ -95,13 +97,15 @@ void KvCache::Impl::reserve(std::int64_t tokens) {
     if (tokens < 0) throw InvalidArgument(fmt::format("reserve: tokens is {}; it must not be negative", tokens));
     for (const Layer& layer : layers) {
         if (tokens > capacity - layer.length) {
-            throw OutOfMemory(fmt::format("reserve: {} tokens after {} exceed the cache's capacity of {}", tokens, layer.length, capacity));
+            throw OutOfMemory(fmt::format("reserve: {} tokens after {} exceed the cache's capacity of {}", tokens,
+                                          layer.length, capacity));
         }
     }
     take_blocks(layers, tokens);
 }
 
-void KvCache::Impl::append(Context& context, std::size_t index, const InputTensor<3>& keys, const InputTensor<3>& values) {
+void KvCache::Impl::append(Context& context, std::size_t index, const InputTensor<3>& keys,
+                           const InputTensor<3>& values) {
     static_cast<void>(layer(index));
     Layer& layer = layers[index];
     const KvShape& shape = pool->shape();
@@ -114,7 +118,8 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
     check_extent("values", 2, values.extents[2], shape.value_dim, "the cache's value_dim");
     const std::int64_t tokens = keys.extents[1];
     if (tokens > capacity - layer.length) {
-        throw OutOfMemory(fmt::format("append: {} tokens after {} exceed the cache's capacity of {}", tokens, layer.length, capacity));
+        throw OutOfMemory(fmt::format("append: {} tokens after {} exceed the cache's capacity of {}", tokens,
+                                      layer.length, capacity));
     }
     if (tokens == 0) return;
     take_blocks(std::span(&layer, 1), tokens);
@@ -134,7 +139,8 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
         const auto count = static_cast<std::size_t>(std::min(end, block_begin + kBlock) - from);
         const auto lane = static_cast<std::size_t>(from - block_begin);
         const Block& block = layer.blocks[block_index];
-        kernels.pack_panels({rows_of(keys, static_cast<std::int64_t>(head), from - begin, count), block.keys(head), lane});
+        kernels.pack_panels(
+            {rows_of(keys, static_cast<std::int64_t>(head), from - begin, count), block.keys(head), lane});
         if (kernels.pack_rows({rows_of(values, static_cast<std::int64_t>(head), from - begin, count),
                                block.values(head) + lane * pitch, pitch})) {
             block.nonfinite(head) = 1;
@@ -206,7 +212,8 @@ std::size_t KvCache::reserved_bytes() const noexcept {
     return blocks * impl_->pool->block_bytes();
 }
 
-void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTensor<3>& keys, const OutputTensor<3>& values) const {
+void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTensor<3>& keys,
+                        const OutputTensor<3>& values) const {
     const Impl::Layer& layer = impl_->layer(index);
     const KvShape& shape = impl_->pool->shape();
     check_output("keys", keys);
@@ -218,17 +225,18 @@ void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTenso
     check_extent("values", 2, values.extents[2], shape.value_dim, "the cache's value_dim");
     const std::int64_t count = keys.extents[1];
     if (first < 0 || first > layer.length || count > layer.length - first) {
-        throw InvalidArgument(
-            fmt::format("read_back: positions {} to {} are not all held; the layer holds 0 to {}", first, first + count, layer.length));
+        throw InvalidArgument(fmt::format("read_back: positions {} to {} are not all held; the layer holds 0 to {}",
+                                          first, first + count, layer.length));
     }
     const std::size_t pitch = impl_->pool->impl().layout().pitch();
     for (std::int64_t i = 0; i < count; ++i) {
         const Block& block = layer.blocks[static_cast<std::size_t>((first + i) / kBlock)];
         const auto lane = static_cast<std::size_t>((first + i) % kBlock);
         for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
-            const float* panel = block.keys(static_cast<std::size_t>(head)) +
-                                 lane / kernels::kPanelTokens * static_cast<std::size_t>(shape.head_dim) * kernels::kPanelTokens +
-                                 lane % kernels::kPanelTokens;
+            const float* panel =
+                block.keys(static_cast<std::size_t>(head)) +
+                lane / kernels::kPanelTokens * static_cast<std::size_t>(shape.head_dim) * kernels::kPanelTokens +
+                lane % kernels::kPanelTokens;
             float* key = floats(keys.data) + head * keys.strides[0] + i * keys.strides[1];
             for (std::int64_t d = 0; d < shape.head_dim; ++d) {
                 key[d * keys.strides[2]] = panel[static_cast<std::size_t>(d) * kernels::kPanelTokens];
@@ -243,7 +251,8 @@ void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTenso
 std::size_t KvCache::estimate_bytes(const KvCacheOptions& options, std::int64_t tokens) {
     check_options(options);
     if (tokens < 0 || tokens > options.capacity) {
-        throw InvalidArgument(fmt::format("estimate_bytes: tokens is {}; allowed: 0 to the capacity of {}", tokens, options.capacity));
+        throw InvalidArgument(
+            fmt::format("estimate_bytes: tokens is {}; allowed: 0 to the capacity of {}", tokens, options.capacity));
     }
     std::size_t bytes = 0;
     if (__builtin_mul_overflow(blocks_for(tokens), block_bytes_of(options.shape), &bytes) ||

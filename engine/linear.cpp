@@ -20,7 +20,8 @@ std::size_t ceil_div(std::size_t a, std::size_t b) noexcept { return (a + b - 1)
 
 }  // namespace
 
-Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const InputTensor<2>& weight, const InputTensor<1>& bias)
+Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const InputTensor<2>& weight,
+               const InputTensor<1>& bias)
     : inputs_(weight.extents[0]), outputs_(weight.extents[1]), panels_(memory), bias_(memory) {
     const auto inputs = static_cast<std::size_t>(inputs_);
     const auto outputs = static_cast<std::size_t>(outputs_);
@@ -28,8 +29,10 @@ Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const 
     float* memory_of_panels = panels_.ensure_floats(panels * inputs * kPanelTokens);
     const FloatEnvironment environment;
     if (panels > 0) std::fill_n(memory_of_panels + (panels - 1) * inputs * kPanelTokens, inputs * kPanelTokens, 0.0F);
-    context.kernels.pack_panels({{weight.data, kernels::SourceType::f32, weight.strides[1], weight.strides[0], outputs, inputs},
-                                 memory_of_panels, 0});
+    context.kernels.pack_panels(
+        {{weight.data, kernels::SourceType::f32, weight.strides[1], weight.strides[0], outputs, inputs},
+         memory_of_panels,
+         0});
     if (bias.data != nullptr) {
         float* out = bias_.ensure_floats(std::max<std::size_t>(outputs, 1));
         for (std::int64_t i = 0; i < outputs_; ++i) out[i] = floats(bias.data)[i * bias.strides[0]];

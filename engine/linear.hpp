@@ -13,14 +13,16 @@ namespace headlong {
 class Linear {
   public:
     /// Copies weight [inputs, outputs] and bias [outputs] (data null: none), checked by the caller, into panels.
-    Linear(Context::Impl& context, std::pmr::memory_resource& memory, const InputTensor<2>& weight, const InputTensor<1>& bias);
+    Linear(Context::Impl& context, std::pmr::memory_resource& memory, const InputTensor<2>& weight,
+           const InputTensor<1>& bias);
 
     std::int64_t inputs() const noexcept { return inputs_; }
     std::int64_t outputs() const noexcept { return outputs_; }
 
     /// y[r][0..outputs) = x[r][0..inputs) W + b for `rows` rows; strides in floats. A row of y depends on its row of x
     /// alone. Every NaN is written as 0x7fc00000.
-    void apply(Context::Impl& context, const float* x, std::int64_t x_stride, std::int64_t rows, float* y, std::int64_t y_stride) const;
+    void apply(Context::Impl& context, const float* x, std::int64_t x_stride, std::int64_t rows, float* y,
+               std::int64_t y_stride) const;
 
   private:
     std::int64_t inputs_;

@@ -26,16 +26,19 @@ Shape shape_of(const MultiHeadAttentionOptions& options, const MultiHeadAttentio
     check_input("value weight", weights.value);
     check_input("output weight", weights.output);
     if (options.heads < 1) {
-        throw InvalidArgument(fmt::format("MultiHeadAttentionOptions: heads is {}; it must be at least 1", options.heads));
+        throw InvalidArgument(
+            fmt::format("MultiHeadAttentionOptions: heads is {}; it must be at least 1", options.heads));
     }
     const std::int64_t kv_heads = options.kv_heads == 0 ? options.heads : options.kv_heads;
     if (kv_heads < 0 || kv_heads > options.heads || options.heads % kv_heads != 0) {
-        throw InvalidArgument(fmt::format("MultiHeadAttentionOptions: kv_heads is {}; it must divide the {} heads", kv_heads, options.heads));
+        throw InvalidArgument(fmt::format("MultiHeadAttentionOptions: kv_heads is {}; it must divide the {} heads",
+                                          kv_heads, options.heads));
     }
     const auto [d_model, width] = weights.query.extents;
     if (d_model < 1 || width < 1 || width % options.heads != 0) {
-        throw InvalidArgument(fmt::format("query weight: [{}, {}]; it must be [d_model, heads * head_dim] with {} heads", d_model, width,
-                                          options.heads));
+        throw InvalidArgument(
+            fmt::format("query weight: [{}, {}]; it must be [d_model, heads * head_dim] with {} heads", d_model, width,
+                        options.heads));
     }
     const Shape shape{d_model, options.heads, kv_heads, width / options.heads};
     const std::int64_t kv_width = kv_heads * shape.head_dim;
@@ -72,7 +75,8 @@ struct Activations {
 
 class MultiHeadAttention::Impl {
   public:
-    Impl(Context::Impl& context, std::pmr::memory_resource& memory, const Shape& shape, const MultiHeadAttentionWeights& weights)
+    Impl(Context::Impl& context, std::pmr::memory_resource& memory, const Shape& shape,
+         const MultiHeadAttentionWeights& weights)
         : shape_(shape),
           query_(context, memory, weights.query, weights.query_bias),
           key_(context, memory, weights.key, weights.key_bias),
@@ -103,8 +107,8 @@ class MultiHeadAttention::Impl {
         std::int64_t stride = x.strides[0];
         if (x.strides[1] != 1 || stride < 0) {  // the kernel reads dense rows forwards
             const FloatEnvironment environment;
-            context.kernels.scale_rows({{x.data, kernels::SourceType::f32, x.strides[0], x.strides[1], static_cast<std::size_t>(rows),
-                                         static_cast<std::size_t>(shape_.d_model)},
+            context.kernels.scale_rows({{x.data, kernels::SourceType::f32, x.strides[0], x.strides[1],
+                                         static_cast<std::size_t>(rows), static_cast<std::size_t>(shape_.d_model)},
                                         1.0F,
                                         a.x,
                                         static_cast<std::size_t>(shape_.d_model)});
@@ -119,7 +123,8 @@ class MultiHeadAttention::Impl {
     }
 
     /// y of one sequence from its concatenated heads.
-    void project_output(Context::Impl& context, const Activations& a, std::int64_t first_row, const OutputTensor<2>& y) const {
+    void project_output(Context::Impl& context, const Activations& a, std::int64_t first_row,
+                        const OutputTensor<2>& y) const {
         const std::int64_t rows = y.extents[0];
         const float* heads = a.heads + first_row * query_.outputs();
         if (y.strides[1] == 1 && y.strides[0] >= 0) {
@@ -152,7 +157,8 @@ MultiHeadAttention::MultiHeadAttention(Context& context, const MultiHeadAttentio
                                        const MultiHeadAttentionWeights& weights) {
     const Shape shape = shape_of(options, weights);
     std::pmr::memory_resource* memory = options.memory != nullptr ? options.memory : std::pmr::new_delete_resource();
-    with_memory_errors("MultiHeadAttention", [&] { impl_ = std::make_unique<Impl>(context.impl(), *memory, shape, weights); });
+    with_memory_errors("MultiHeadAttention",
+                       [&] { impl_ = std::make_unique<Impl>(context.impl(), *memory, shape, weights); });
 }
 
 MultiHeadAttention::~MultiHeadAttention() = default;
@@ -176,8 +182,9 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<3>& x, cons
         auto workspace = context.impl().workspaces.lend();
         const Activations a = impl_->reserve(*workspace, batch * length);
         for (std::int64_t b = 0; b < batch; ++b) {
-            impl_->project(context.impl(), a, b * length,
-                           {floats(x.data) + b * x.strides[0], x.dtype, {length, d_model}, {x.strides[1], x.strides[2]}});
+            impl_->project(
+                context.impl(), a, b * length,
+                {floats(x.data) + b * x.strides[0], x.dtype, {length, d_model}, {x.strides[1], x.strides[2]}});
         }
         const auto extents = [&](std::int64_t head_count) { return Extents<4>{batch, head_count, length, head_dim()}; };
         const auto strides = [&](std::int64_t head_count) {
@@ -190,14 +197,15 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<3>& x, cons
         attend(context, input(a.query, heads()), input(a.key, kv_heads()), input(a.value, kv_heads()), options,
                OutputTensor<4>{a.heads, DType::f32, extents(heads()), strides(heads())});
         for (std::int64_t b = 0; b < batch; ++b) {
-            impl_->project_output(context.impl(), a, b * length,
-                                  {floats(y.data) + b * y.strides[0], y.dtype, {length, d_model}, {y.strides[1], y.strides[2]}});
+            impl_->project_output(
+                context.impl(), a, b * length,
+                {floats(y.data) + b * y.strides[0], y.dtype, {length, d_model}, {y.strides[1], y.strides[2]}});
         }
     });
 }
 
-void MultiHeadAttention::forward(Context& context, const InputTensor<2>& x, KvCache& cache, std::size_t layer, const OutputTensor<2>& y,
-                                 const AttentionOptions& options) const {
+void MultiHeadAttention::forward(Context& context, const InputTensor<2>& x, KvCache& cache, std::size_t layer,
+                                 const OutputTensor<2>& y, const AttentionOptions& options) const {
     check_input("x", x);
     check_output("y", y);
     const auto [length, d_model] = x.extents;
@@ -211,11 +219,12 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<2>& x, KvCa
         impl_->project(context.impl(), a, 0, x);
         cache.append(context, layer, impl_->split<InputTensor<3>>(static_cast<const void*>(a.key), kv_heads(), length),
                      impl_->split<InputTensor<3>>(static_cast<const void*>(a.value), kv_heads(), length));
-        const CachedQuery query{.query = impl_->split<InputTensor<3>>(static_cast<const void*>(a.query), heads(), length),
-                                .cache = &cache,
-                                .layer = layer,
-                                .output = impl_->split<OutputTensor<3>>(static_cast<void*>(a.heads), heads(), length),
-                                .lse = {}};
+        const CachedQuery query{
+            .query = impl_->split<InputTensor<3>>(static_cast<const void*>(a.query), heads(), length),
+            .cache = &cache,
+            .layer = layer,
+            .output = impl_->split<OutputTensor<3>>(static_cast<void*>(a.heads), heads(), length),
+            .lse = {}};
         try {
             attend(context, std::span(&query, 1), options);
         } catch (...) {

@@ -4,9 +4,12 @@ namespace headlong {
 
 const char* to_string(DType type) noexcept {
     switch (type) {
-        case DType::f32: return "f32";
-        case DType::f16: return "f16";
-        case DType::bf16: return "bf16";
+        case DType::f32:
+            return "f32";
+        case DType::f16:
+            return "f16";
+        case DType::bf16:
+            return "bf16";
     }
     return "unknown";
 }

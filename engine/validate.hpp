@@ -20,7 +20,8 @@ bool is_empty(const Extents<Rank>& extents) noexcept {
 
 /// Extents are not negative, and no element's offset leaves 63 bits of bytes. Returns nothing; throws.
 template <std::size_t Rank>
-void check_extents(const char* name, const Extents<Rank>& extents, const Extents<Rank>& strides, std::size_t element_bytes) {
+void check_extents(const char* name, const Extents<Rank>& extents, const Extents<Rank>& strides,
+                   std::size_t element_bytes) {
     constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
     for (std::size_t i = 0; i < Rank; ++i) {
         if (extents[i] < 0) {
@@ -32,11 +33,13 @@ void check_extents(const char* name, const Extents<Rank>& extents, const Extents
     std::int64_t reach = 0;
     for (std::size_t i = 0; i < Rank; ++i) {
         std::int64_t step = 0;
-        if (strides[i] == std::numeric_limits<std::int64_t>::min() || __builtin_mul_overflow(elements, extents[i], &elements) ||
+        if (strides[i] == std::numeric_limits<std::int64_t>::min() ||
+            __builtin_mul_overflow(elements, extents[i], &elements) ||
             __builtin_mul_overflow(extents[i] - 1, strides[i] < 0 ? -strides[i] : strides[i], &step) ||
-            __builtin_add_overflow(reach, step, &reach) || reach > kMax / static_cast<std::int64_t>(element_bytes) - 1) {
-            throw InvalidArgument(fmt::format("{}: extent {} with stride {} in dimension {} exceeds 64-bit sizes", name, extents[i],
-                                              strides[i], i));
+            __builtin_add_overflow(reach, step, &reach) ||
+            reach > kMax / static_cast<std::int64_t>(element_bytes) - 1) {
+            throw InvalidArgument(fmt::format("{}: extent {} with stride {} in dimension {} exceeds 64-bit sizes", name,
+                                              extents[i], strides[i], i));
         }
     }
 }
@@ -65,14 +68,16 @@ void check_output(const char* name, const OutputTensor<Rank>& view) {
     if (view.data == nullptr) throw InvalidArgument(fmt::format("{}: data is null, but the tensor has elements", name));
     for (std::size_t i = 0; i < Rank; ++i) {
         if (view.strides[i] == 0 && view.extents[i] > 1) {
-            throw InvalidArgument(fmt::format("{}: stride {} is 0 with extent {}; an output's elements must not share memory", name,
-                                              i, view.extents[i]));
+            throw InvalidArgument(
+                fmt::format("{}: stride {} is 0 with extent {}; an output's elements must not share memory", name, i,
+                            view.extents[i]));
         }
     }
 }
 
 /// The extent in one dimension is what another argument says.
-inline void check_extent(const char* name, std::size_t dimension, std::int64_t extent, std::int64_t expected, const char* meaning) {
+inline void check_extent(const char* name, std::size_t dimension, std::int64_t extent, std::int64_t expected,
+                         const char* meaning) {
     if (extent != expected) {
         throw InvalidArgument(
             fmt::format("{}: extent {} is {}; it must be {} ({})", name, dimension, extent, expected, meaning));

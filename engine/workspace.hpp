@@ -36,7 +36,8 @@ class Buffer {
 /// The scratch of one call at a time.
 class Workspace {
   public:
-    explicit Workspace(std::pmr::memory_resource& memory) : workers(memory), states(memory), rows(memory), lists(memory) {}
+    explicit Workspace(std::pmr::memory_resource& memory)
+        : workers(memory), states(memory), rows(memory), lists(memory) {}
 
     Buffer workers;  ///< one region per worker
     Buffer states;   ///< span states that several workers hand in

@@ -20,17 +20,17 @@ namespace headlong::kernels {
 /// out[r][c] = sum over k < depth of rows[r][k] * panels[c / 16][k][c % 16], for c < columns.
 /// With `accumulate` the sums start from out's contents (a k-blocked linear layer, a bias), otherwise from +0.
 struct DotPanels {
-    const float* rows;          ///< [row_count][depth]
-    std::size_t row_stride;     ///< floats
+    const float* rows;       ///< [row_count][depth]
+    std::size_t row_stride;  ///< floats
     std::size_t row_count;
-    const float* panels;        ///< ceil(columns / 16) panels of [depth][16], 64-byte aligned
-    std::size_t panel_stride;   ///< floats from one panel to the next
+    const float* panels;       ///< ceil(columns / 16) panels of [depth][16], 64-byte aligned
+    std::size_t panel_stride;  ///< floats from one panel to the next
     std::size_t depth;
-    float* out;                 ///< [row_count][columns]; columns past `columns` are not written
-    std::size_t out_stride;     ///< floats
+    float* out;              ///< [row_count][columns]; columns past `columns` are not written
+    std::size_t out_stride;  ///< floats
     std::size_t columns;
     bool accumulate;
-    bool canonical;             ///< write every NaN as 0x7fc00000 (which one a sum keeps depends on the tile)
+    bool canonical;  ///< write every NaN as 0x7fc00000 (which one a sum keeps depends on the tile)
 };
 
 /// The positions of a span that a row sees: [begin, end), in tokens from the span's start; empty if begin >= end.
@@ -44,31 +44,31 @@ struct TokenRange {
 /// and none is NaN; a NaN among the scores makes both NaN or the sum NaN.
 /// The sum is one partial sum per token mod 16, then the tree of reduce_tree().
 struct SoftmaxSpan {
-    float* scores;              ///< [row_count][512]
-    std::size_t score_stride;   ///< floats
+    float* scores;             ///< [row_count][512]
+    std::size_t score_stride;  ///< floats
     std::size_t row_count;
-    const TokenRange* ranges;   ///< [row_count], each inside [first, last) or empty
-    std::size_t first;          ///< multiple of 16
-    std::size_t last;           ///< multiple of 16, at most 512
-    float* max;                 ///< [row_count]
-    float* sum;                 ///< [row_count]
+    const TokenRange* ranges;  ///< [row_count], each inside [first, last) or empty
+    std::size_t first;         ///< multiple of 16
+    std::size_t last;          ///< multiple of 16, at most 512
+    float* max;                ///< [row_count]
+    float* sum;                ///< [row_count]
 };
 
 /// out[r][c] = sum over t in [first, last) of weights[r][t] * value(t)[c], for c < columns.
 struct WeightedRows {
-    const float* weights;                ///< [row_count][512]
-    std::size_t weight_stride;           ///< floats
+    const float* weights;       ///< [row_count][512]
+    std::size_t weight_stride;  ///< floats
     std::size_t row_count;
-    const float* const* value_blocks;    ///< [8]: the 64 value rows of each block of the span; those that
-                                         ///< [first, last) does not touch may be null
-    std::size_t value_pitch;             ///< floats, a multiple of 16
-    std::uint32_t nonfinite_blocks;      ///< bit b: block b may hold a NaN or infinity; tokens of weight -0.0f
-                                         ///< are then skipped, not multiplied
+    const float* const* value_blocks;  ///< [8]: the 64 value rows of each block of the span; those that
+                                       ///< [first, last) does not touch may be null
+    std::size_t value_pitch;           ///< floats, a multiple of 16
+    std::uint32_t nonfinite_blocks;    ///< bit b: block b may hold a NaN or infinity; tokens of weight -0.0f
+                                       ///< are then skipped, not multiplied
     std::size_t first;
     std::size_t last;
-    std::size_t columns;                 ///< a multiple of 16
-    float* out;                          ///< [row_count][columns], overwritten
-    std::size_t out_stride;              ///< floats
+    std::size_t columns;     ///< a multiple of 16
+    float* out;              ///< [row_count][columns], overwritten
+    std::size_t out_stride;  ///< floats
 };
 
 /// Element types that packing reads.
@@ -87,30 +87,30 @@ struct Rows {
 /// Writes rows as tokens first_lane, first_lane + 1, ... of consecutive panels of [column_count][16].
 struct PackPanels {
     Rows source;
-    float* panels;              ///< 64-byte aligned
-    std::size_t first_lane;     ///< token of `panels` that row 0 becomes
+    float* panels;           ///< 64-byte aligned
+    std::size_t first_lane;  ///< token of `panels` that row 0 becomes
 };
 
 /// Writes rows as value rows from `rows` on, padding columns as 0. Returns whether a value is NaN or infinite.
 struct PackRows {
     Rows source;
-    float* rows;                ///< 64-byte aligned
-    std::size_t pitch;          ///< floats
+    float* rows;        ///< 64-byte aligned
+    std::size_t pitch;  ///< floats
 };
 
 /// Gathers rows into dense memory and multiplies them by `factor`.
 struct ScaleRows {
     Rows source;
     float factor;
-    float* out;                 ///< [row_count][out_stride]
-    std::size_t out_stride;     ///< floats
+    float* out;              ///< [row_count][out_stride]
+    std::size_t out_stride;  ///< floats
 };
 
 /// Softmax states of consecutive rows: output before division, maximum (log2 units) and sum.
 /// The empty state is output +0, max -infinity, sum 0.
 struct States {
-    float* output;              ///< [row_count][stride]
-    std::size_t stride;         ///< floats
+    float* output;       ///< [row_count][stride]
+    std::size_t stride;  ///< floats
     float* max;
     float* sum;
 };
@@ -121,16 +121,16 @@ struct Merge {
     States into;
     States from;
     std::size_t row_count;
-    std::size_t columns;        ///< a multiple of 16
+    std::size_t columns;  ///< a multiple of 16
 };
 
 /// out = output / sum + 0.0f, so that no -0 is written; 0 for an empty state; every NaN becomes 0x7fc00000.
 struct Finish {
     States states;
     std::size_t row_count;
-    std::size_t columns;        ///< the real value_dim
-    float* out;                 ///< [row_count][columns]
-    std::size_t out_stride;     ///< floats between the dense rows of out
+    std::size_t columns;     ///< the real value_dim
+    float* out;              ///< [row_count][columns]
+    std::size_t out_stride;  ///< floats between the dense rows of out
 };
 
 struct KernelTable {

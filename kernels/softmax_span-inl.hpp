@@ -69,7 +69,8 @@ inline void softmax_span(const kernels::SoftmaxSpan& a) noexcept {
         F32 sums[kPanelVectors];
         HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) sums[v] = broadcast(0.0F);
         const std::size_t begin = range.begin < range.end ? range.begin / 16 * 16 : a.last;
-        for (std::size_t token = a.first; token < begin && token < a.last; token += kLanes) store(scores + token, masked);
+        for (std::size_t token = a.first; token < begin && token < a.last; token += kLanes)
+            store(scores + token, masked);
         std::size_t token = begin;
         for (; token < range.end; token += 16) {
             HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {

@@ -15,7 +15,8 @@ constexpr std::size_t tile_panels(std::size_t rows) noexcept {
 /// Calls body.operator()<rows, panels>(row, panel) for tiles that cover [0, row_count) x [0, panel_count): column
 /// by column of tiles, so that a column's panels stay in L1 while the rows pass.
 template <std::size_t Rows, std::size_t Panels, class Body>
-HEADLONG_INLINE void for_panels(std::size_t row, std::size_t panel, std::size_t panel_count, const Body& body) noexcept {
+HEADLONG_INLINE void for_panels(std::size_t row, std::size_t panel, std::size_t panel_count,
+                                const Body& body) noexcept {
     for (; panel + Panels <= panel_count; panel += Panels) body.template operator()<Rows, Panels>(row, panel);
     if constexpr (Panels > 1) {
         if (panel < panel_count) for_panels<Rows, Panels - 1>(row, panel, panel_count, body);
@@ -23,7 +24,8 @@ HEADLONG_INLINE void for_panels(std::size_t row, std::size_t panel, std::size_t 
 }
 
 template <std::size_t Rows, class Body>
-HEADLONG_INLINE void for_rest_rows(std::size_t row, std::size_t rows, std::size_t panel_count, const Body& body) noexcept {
+HEADLONG_INLINE void for_rest_rows(std::size_t row, std::size_t rows, std::size_t panel_count,
+                                   const Body& body) noexcept {
     if (rows == Rows) {
         for_panels<Rows, tile_panels(Rows)>(row, 0, panel_count, body);
     } else if constexpr (Rows > 1) {

@@ -10,10 +10,10 @@ namespace headlong::HEADLONG_ISA {
 /// block of 64 tokens, which changes no bit and keeps the block's rows in L1 for all columns.
 struct WeightedTile {
     const kernels::WeightedRows& a;
-    const float* values;   ///< row of token `first`
-    std::size_t first;     ///< token in the span
+    const float* values;  ///< row of token `first`
+    std::size_t first;    ///< token in the span
     std::size_t count;
-    bool fresh;            ///< nothing has been added yet: start from +0
+    bool fresh;  ///< nothing has been added yet: start from +0
 
     template <std::size_t Rows, std::size_t Panels>
     HEADLONG_INLINE void operator()(std::size_t row, std::size_t panel) const noexcept {

@@ -68,7 +68,9 @@ struct Tensors {
         Random random(41);
         for (float& x : data) x = random.normal_f32();
     }
-    void run(Context& context, const AttentionOptions& options = {}) { attend(context, query, key, value, options, output); }
+    void run(Context& context, const AttentionOptions& options = {}) {
+        attend(context, query, key, value, options, output);
+    }
 };
 
 template <class Operation>
@@ -101,12 +103,14 @@ TEST(ContextTest, TheEnvironmentCapsTheInstructionSet) {
         ContextOptions options;
         options.isa = all.back();
         if (isa != all.back()) {
-            EXPECT_TRUE(says(refusal([&] { Context context(options); }, ErrorCode::unsupported), to_string(all.back())));
+            EXPECT_TRUE(
+                says(refusal([&] { Context context(options); }, ErrorCode::unsupported), to_string(all.back())));
         }
     }
     for (const char* wrong : {"avx", "AVX2", "nonsense", "generic "}) {
         const IsaVariable variable(wrong);
-        EXPECT_TRUE(says(refusal([] { available_isas(); }, ErrorCode::invalid_argument), std::string("HEADLONG_ISA is '") + wrong + "'"));
+        EXPECT_TRUE(says(refusal([] { available_isas(); }, ErrorCode::invalid_argument),
+                         std::string("HEADLONG_ISA is '") + wrong + "'"));
     }
     const IsaVariable empty("");
     EXPECT_EQ(available_isas(), all);
@@ -133,7 +137,8 @@ TEST(ContextTest, OptionsChooseTheInstructionSet) {
 TEST(ContextTest, ExecutorsRunEveryTaskOnceOnDistinctWorkers) {
     allow_threads(5);
     tbb::task_arena arena(3);
-    for (const auto& executor : {make_serial_executor(), make_tbb_executor(2), make_tbb_executor(5), borrow_arena(arena)}) {
+    for (const auto& executor :
+         {make_serial_executor(), make_tbb_executor(2), make_tbb_executor(5), borrow_arena(arena)}) {
         struct State {
             std::vector<std::atomic<int>> runs = std::vector<std::atomic<int>>(1000);
             std::vector<std::atomic<int>> busy;
@@ -302,13 +307,17 @@ TEST(ContextTest, ZeroExtentsSucceed) {
                 n[zero] = 0;
                 std::fill_n(out, 64, -7.0F);
                 std::fill_n(lse, 8, -7.0F);
-                attend(*context, InputTensor<4>::dense(data, {n[0], n[1], n[2], 2}), InputTensor<4>::dense(data, {n[0], n[1], n[3], 2}),
-                       InputTensor<4>::dense(data, {n[0], n[1], n[3], n[4]}), {}, OutputTensor<4>::dense(out, {n[0], n[1], n[2], n[4]}),
+                attend(*context, InputTensor<4>::dense(data, {n[0], n[1], n[2], 2}),
+                       InputTensor<4>::dense(data, {n[0], n[1], n[3], 2}),
+                       InputTensor<4>::dense(data, {n[0], n[1], n[3], n[4]}), {},
+                       OutputTensor<4>::dense(out, {n[0], n[1], n[2], n[4]}),
                        OutputTensor<3>::dense(lse, {n[0], n[1], n[2]}));
                 const std::int64_t outputs = n[0] * n[1] * n[2] * n[4];
                 for (std::int64_t i = 0; i < 32; ++i) EXPECT_EQ(out[i], i < outputs ? 0.0F : -7.0F) << zero;
                 for (std::int64_t i = 0; i < n[0] * n[1] * n[2]; ++i) {
-                    EXPECT_EQ(lse[i], zero == 3 ? -std::numeric_limits<float>::infinity() : static_cast<float>(std::log(3.0))) << zero;
+                    EXPECT_EQ(lse[i],
+                              zero == 3 ? -std::numeric_limits<float>::infinity() : static_cast<float>(std::log(3.0)))
+                        << zero;
                 }
             }
             attend(*context, std::span<const CachedQuery>{});
@@ -325,17 +334,29 @@ TEST(ContextTest, BadCallsAreNamedAndRefused) {
         EXPECT_TRUE(says(refusal([&] { t.run(context, options); }, code), text));
     };
     const auto invalid = ErrorCode::invalid_argument;
-    refused([](Tensors& t, auto&) { t.query.extents[3] = 0; t.key.extents[3] = 0; }, invalid, "head_dim is 0");
-    refused([](Tensors& t, auto&) { t.query.extents[1] = 3; t.output.extents[1] = 3; }, invalid, "3 heads");
+    refused(
+        [](Tensors& t, auto&) {
+            t.query.extents[3] = 0;
+            t.key.extents[3] = 0;
+        },
+        invalid, "head_dim is 0");
+    refused(
+        [](Tensors& t, auto&) {
+            t.query.extents[1] = 3;
+            t.output.extents[1] = 3;
+        },
+        invalid, "3 heads");
     refused([](Tensors& t, auto&) { t.key.extents[0] = 2; }, invalid, "key: extent 0 is 2; it must be 1");
     refused([](Tensors& t, auto&) { t.value.extents[2] = 4; }, invalid, "value: extent 2 is 4; it must be 5");
     refused([](Tensors& t, auto&) { t.output.extents[3] = 9; }, invalid, "output: extent 3 is 9; it must be 8");
     refused([](Tensors& t, auto&) { t.query.extents[2] = -3; }, invalid, "query: extent 2 is -3");
     refused([](Tensors& t, auto&) { t.key.data = nullptr; }, invalid, "key: data is null");
     refused([](Tensors& t, auto&) { t.output.strides[2] = 0; }, invalid, "output: stride 2 is 0");
-    refused([](Tensors& t, auto&) { t.key.strides[2] = std::numeric_limits<std::int64_t>::max() / 3; }, invalid, "64-bit");
+    refused([](Tensors& t, auto&) { t.key.strides[2] = std::numeric_limits<std::int64_t>::max() / 3; }, invalid,
+            "64-bit");
     refused([](Tensors& t, auto&) { t.key.strides[2] = std::numeric_limits<std::int64_t>::min(); }, invalid, "64-bit");
-    refused([](Tensors& t, auto&) { t.query.dtype = DType::bf16; }, ErrorCode::unsupported, "query: elements of type bf16");
+    refused([](Tensors& t, auto&) { t.query.dtype = DType::bf16; }, ErrorCode::unsupported,
+            "query: elements of type bf16");
     refused([](Tensors&, auto& o) { o.scale = std::numeric_limits<float>::quiet_NaN(); }, invalid, "scale is nan");
     refused([](Tensors&, auto& o) { o.scale = std::numeric_limits<float>::infinity(); }, invalid, "scale is inf");
     refused([](Tensors&, auto& o) { o.alignment = static_cast<Alignment>(9); }, invalid, "alignment is 9");
@@ -359,7 +380,8 @@ TEST(ContextTest, ErrorsAndVersionsHaveNames) {
     EXPECT_STREQ(to_string(ErrorCode::would_forget), "would_forget");
     EXPECT_STREQ(to_string(KvType::int4), "int4");
     EXPECT_STREQ(to_string(DType::bf16), "bf16");
-    EXPECT_EQ(std::string(version()), std::to_string(HEADLONG_VERSION_MAJOR) + "." + std::to_string(HEADLONG_VERSION_MINOR) + "." +
+    EXPECT_EQ(std::string(version()), std::to_string(HEADLONG_VERSION_MAJOR) + "." +
+                                          std::to_string(HEADLONG_VERSION_MINOR) + "." +
                                           std::to_string(HEADLONG_VERSION_PATCH));
 }
 

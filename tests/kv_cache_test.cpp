@@ -33,7 +33,8 @@ struct Model {
 };
 
 /// Appends `count` random rows to a layer and to the model.
-void append_random(KvCache& cache, Context& context, std::size_t layer, std::int64_t count, Model& model, Random& random) {
+void append_random(KvCache& cache, Context& context, std::size_t layer, std::int64_t count, Model& model,
+                   Random& random) {
     const KvShape& shape = cache.shape();
     const auto keys = GuardedTensor<3>::random({shape.kv_heads, count, shape.head_dim}, random);
     const auto values = GuardedTensor<3>::random({shape.kv_heads, count, shape.value_dim}, random);
@@ -48,7 +49,8 @@ void append_random(KvCache& cache, Context& context, std::size_t layer, std::int
     cache.append(context, layer, keys.input(), values.input());
 }
 
-void expect_holds(const KvCache& cache, std::size_t layer, const Model& model, std::int64_t first, std::int64_t count, Random& random) {
+void expect_holds(const KvCache& cache, std::size_t layer, const Model& model, std::int64_t first, std::int64_t count,
+                  Random& random) {
     const KvShape& shape = cache.shape();
     const auto keys = GuardedTensor<3>::random({shape.kv_heads, count, shape.head_dim}, random);
     const auto values = GuardedTensor<3>::random({shape.kv_heads, count, shape.value_dim}, random);
@@ -59,10 +61,14 @@ void expect_holds(const KvCache& cache, std::size_t layer, const Model& model, s
         for (std::int64_t h = 0; h < shape.kv_heads; ++h) {
             const auto row = static_cast<std::size_t>((first + t) * shape.kv_heads + h);
             for (std::int64_t d = 0; d < shape.head_dim; ++d) {
-                ASSERT_TRUE(same_bits(keys.at({h, t, d}), model.keys[row * static_cast<std::size_t>(shape.head_dim) + static_cast<std::size_t>(d)]));
+                ASSERT_TRUE(same_bits(
+                    keys.at({h, t, d}),
+                    model.keys[row * static_cast<std::size_t>(shape.head_dim) + static_cast<std::size_t>(d)]));
             }
             for (std::int64_t d = 0; d < shape.value_dim; ++d) {
-                ASSERT_TRUE(same_bits(values.at({h, t, d}), model.values[row * static_cast<std::size_t>(shape.value_dim) + static_cast<std::size_t>(d)]));
+                ASSERT_TRUE(same_bits(
+                    values.at({h, t, d}),
+                    model.values[row * static_cast<std::size_t>(shape.value_dim) + static_cast<std::size_t>(d)]));
             }
         }
     }
@@ -114,7 +120,8 @@ TEST(KvCacheTest, AFullCacheRefusesAndKeepsWhatItHolds) {
     for (const std::int64_t count : {4, 100, 5000}) {
         Model refused;
         std::string message;
-        EXPECT_EQ(code_of([&] { append_random(cache, context, 0, count, refused, random); }, &message), ErrorCode::out_of_memory);
+        EXPECT_EQ(code_of([&] { append_random(cache, context, 0, count, refused, random); }, &message),
+                  ErrorCode::out_of_memory);
         EXPECT_NE(message.find("capacity of 100"), std::string::npos) << message;
         EXPECT_EQ(code_of([&] { cache.reserve(count); }), ErrorCode::out_of_memory);
         EXPECT_EQ(cache.length(), 97);
@@ -166,7 +173,8 @@ TEST(KvCacheTest, ReusedBlocksCarryNothingOver) {
         std::vector<float> ones(3 * 70 * 7, 1.0F);
         KvCache cache(options_of(kShape));
         const auto append = [&](const std::vector<float>& data, std::int64_t count) {
-            cache.append(*context, 0, InputTensor<3>::dense(data.data(), {3, count, 5}), InputTensor<3>::dense(data.data(), {3, count, 7}));
+            cache.append(*context, 0, InputTensor<3>::dense(data.data(), {3, count, 5}),
+                         InputTensor<3>::dense(data.data(), {3, count, 7}));
         };
         append(nans, 70);
         cache.reset();
@@ -322,13 +330,16 @@ TEST(KvCacheTest, BadArgumentsAreNamed) {
     refused([&] { cache.append(context, 1, keys, values); }, ErrorCode::invalid_argument, "layer is 1");
     auto wrong = keys;
     wrong.extents[0] = 2;
-    refused([&] { cache.append(context, 0, wrong, values); }, ErrorCode::invalid_argument, "keys: extent 0 is 2; it must be 3");
+    refused([&] { cache.append(context, 0, wrong, values); }, ErrorCode::invalid_argument,
+            "keys: extent 0 is 2; it must be 3");
     wrong = keys;
     wrong.extents[2] = 6;
-    refused([&] { cache.append(context, 0, wrong, values); }, ErrorCode::invalid_argument, "keys: extent 2 is 6; it must be 5");
+    refused([&] { cache.append(context, 0, wrong, values); }, ErrorCode::invalid_argument,
+            "keys: extent 2 is 6; it must be 5");
     wrong = values;
     wrong.extents[1] = 3;
-    refused([&] { cache.append(context, 0, keys, wrong); }, ErrorCode::invalid_argument, "values: extent 1 is 3; it must be 2");
+    refused([&] { cache.append(context, 0, keys, wrong); }, ErrorCode::invalid_argument,
+            "values: extent 1 is 3; it must be 2");
     wrong = keys;
     wrong.extents[1] = -1;
     refused([&] { cache.append(context, 0, wrong, values); }, ErrorCode::invalid_argument, "keys: extent 1 is -1");
@@ -343,8 +354,12 @@ TEST(KvCacheTest, BadArgumentsAreNamed) {
     refused([&] { cache.append(context, 0, wrong, values); }, ErrorCode::invalid_argument, "64-bit");
     refused([&] { cache.reserve(-1); }, ErrorCode::invalid_argument, "tokens is -1");
     std::vector<float> out(1000);
-    refused([&] { cache.read_back(0, 0, OutputTensor<3>::dense(out.data(), {3, 1, 5}), OutputTensor<3>::dense(out.data(), {3, 1, 7})); },
-            ErrorCode::invalid_argument, "positions 0 to 1");
+    refused(
+        [&] {
+            cache.read_back(0, 0, OutputTensor<3>::dense(out.data(), {3, 1, 5}),
+                            OutputTensor<3>::dense(out.data(), {3, 1, 7}));
+        },
+        ErrorCode::invalid_argument, "positions 0 to 1");
 
     const auto refused_options = [&](KvCacheOptions options, ErrorCode code, const std::string& text) {
         refused([&] { KvCache made(options); }, code, text);
@@ -353,9 +368,12 @@ TEST(KvCacheTest, BadArgumentsAreNamed) {
     options.capacity = 0;
     refused_options(options, ErrorCode::invalid_argument, "capacity is 0");
     refused_options(options_of(kShape, 0), ErrorCode::invalid_argument, "layers is 0");
-    refused_options(options_of({.kv_heads = 0, .head_dim = 1, .value_dim = 1}), ErrorCode::invalid_argument, "kv_heads is 0");
-    refused_options(options_of({.kv_heads = 1, .head_dim = 0, .value_dim = 1}), ErrorCode::invalid_argument, "head_dim is 0");
-    refused_options(options_of({.kv_heads = 1, .head_dim = 1, .value_dim = -3}), ErrorCode::invalid_argument, "value_dim is -3");
+    refused_options(options_of({.kv_heads = 0, .head_dim = 1, .value_dim = 1}), ErrorCode::invalid_argument,
+                    "kv_heads is 0");
+    refused_options(options_of({.kv_heads = 1, .head_dim = 0, .value_dim = 1}), ErrorCode::invalid_argument,
+                    "head_dim is 0");
+    refused_options(options_of({.kv_heads = 1, .head_dim = 1, .value_dim = -3}), ErrorCode::invalid_argument,
+                    "value_dim is -3");
     KvShape shape = kShape;
     shape.key_type = KvType::int8;
     refused_options(options_of(shape), ErrorCode::unsupported, "key_type int8");

@@ -24,7 +24,8 @@ struct LayerData {
     GuardedTensor<1> query_bias, key_bias, value_bias, output_bias;
     bool biases;
 
-    LayerData(std::int64_t d_model_, std::int64_t heads_, std::int64_t kv_heads_, std::int64_t head_dim_, bool biases_, Random& random)
+    LayerData(std::int64_t d_model_, std::int64_t heads_, std::int64_t kv_heads_, std::int64_t head_dim_, bool biases_,
+              Random& random)
         : d_model(d_model_),
           heads(heads_),
           kv_heads(kv_heads_),
@@ -97,7 +98,7 @@ struct LayerShape {
     std::int64_t d_model, heads, kv_heads, head_dim, length;
     bool biases;
 };
-constexpr LayerShape kShapes[] = {{8, 2, 2, 4, 5, false},     {24, 6, 2, 7, 40, true},   {1, 1, 1, 1, 3, true},
+constexpr LayerShape kShapes[] = {{8, 2, 2, 4, 5, false},     {24, 6, 2, 7, 40, true},    {1, 1, 1, 1, 3, true},
                                   {100, 5, 1, 20, 130, true}, {300, 3, 3, 33, 20, false}, {64, 4, 4, 16, 1, true}};
 
 TEST(MultiHeadAttentionTest, AgreesWithTheFormula) {
@@ -184,7 +185,8 @@ TEST(MultiHeadAttentionTest, ChangingATokenLeavesEarlierRows) {
             return y.dense();
         };
         const std::vector<float> before = run();
-        for (const float poison : {1.5F, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        for (const float poison :
+             {1.5F, std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
             for (std::int64_t d = 0; d < 40; ++d) x.at({33, d}) = poison;
             const std::vector<float> after = run();
             EXPECT_TRUE(same_bits(before.data(), after.data(), 33 * 40));
@@ -205,7 +207,8 @@ TEST(MultiHeadAttentionTest, AFailedStepLeavesTheCache) {
     const std::vector<float> x(16 * 16, 0.5F);
     std::vector<float> y(16 * 16);
     const auto step = [&](std::int64_t count, const AttentionOptions& attention = {}) {
-        layer.forward(context, InputTensor<2>::dense(x.data(), {count, 16}), cache, 0, OutputTensor<2>::dense(y.data(), {count, 16}), attention);
+        layer.forward(context, InputTensor<2>::dense(x.data(), {count, 16}), cache, 0,
+                      OutputTensor<2>::dense(y.data(), {count, 16}), attention);
     };
     step(8);
     EXPECT_THROW(step(3), OutOfMemory);
@@ -222,7 +225,9 @@ TEST(MultiHeadAttentionTest, AFailedStepLeavesTheCache) {
     EXPECT_EQ(cache.length(), 8);
     step(2);
     EXPECT_EQ(cache.length(), 10);
-    EXPECT_THROW(layer.forward(context, InputTensor<2>::dense(x.data(), {1, 16}), cache, 1, OutputTensor<2>::dense(y.data(), {1, 16})), InvalidArgument);
+    EXPECT_THROW(layer.forward(context, InputTensor<2>::dense(x.data(), {1, 16}), cache, 1,
+                               OutputTensor<2>::dense(y.data(), {1, 16})),
+                 InvalidArgument);
 }
 
 TEST(MultiHeadAttentionTest, WeightsComeFromTheGivenResource) {
@@ -235,7 +240,9 @@ TEST(MultiHeadAttentionTest, WeightsComeFromTheGivenResource) {
         options.heads = 2;
         options.kv_heads = 1;
         options.memory = &memory;
-        const MultiHeadAttention layer(context, options, {data.query.input(), data.key.input(), data.value.input(), data.output.input(), {}, {}, {}, {}});
+        const MultiHeadAttention layer(
+            context, options,
+            {data.query.input(), data.key.input(), data.value.input(), data.output.input(), {}, {}, {}, {}});
         EXPECT_GE(memory.counts().live_bytes, (32U * 32 + 2 * 32 * 16 + 32 * 32) * sizeof(float));
     }
     EXPECT_EQ(memory.counts().live_bytes, 0U);
@@ -245,7 +252,8 @@ TEST(MultiHeadAttentionTest, BadShapesAreNamed) {
     Context context;
     const std::vector<float> data(64 * 64);
     const auto square = InputTensor<2>::dense(data.data(), {12, 12});
-    const auto message_of = [&](std::int64_t heads, std::int64_t kv_heads, const MultiHeadAttentionWeights& weights) -> std::string {
+    const auto message_of = [&](std::int64_t heads, std::int64_t kv_heads,
+                                const MultiHeadAttentionWeights& weights) -> std::string {
         MultiHeadAttentionOptions options;
         options.heads = heads;
         options.kv_heads = kv_heads;

@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <bit>
 #include <numbers>
 #include <vector>
 
@@ -42,8 +42,8 @@ struct SequenceData {
     std::int64_t length, heads, kv_heads, head_dim, value_dim;
     std::vector<float> query, key, value;
 
-    SequenceData(std::int64_t length_, std::int64_t heads_, std::int64_t kv_heads_, std::int64_t head_dim_, std::int64_t value_dim_,
-                 std::uint64_t seed)
+    SequenceData(std::int64_t length_, std::int64_t heads_, std::int64_t kv_heads_, std::int64_t head_dim_,
+                 std::int64_t value_dim_, std::uint64_t seed)
         : length(length_), heads(heads_), kv_heads(kv_heads_), head_dim(head_dim_), value_dim(value_dim_) {
         Random random(seed);
         const auto fill = [&](std::vector<float>& v, std::int64_t count) {
@@ -55,19 +55,29 @@ struct SequenceData {
         fill(value, length * kv_heads * value_dim);
     }
 
-    InputTensor<3> rows(const std::vector<float>& v, std::int64_t head_count, std::int64_t dim, std::int64_t first, std::int64_t count) const {
+    InputTensor<3> rows(const std::vector<float>& v, std::int64_t head_count, std::int64_t dim, std::int64_t first,
+                        std::int64_t count) const {
         return {v.data() + first * head_count * dim, DType::f32, {head_count, count, dim}, {dim, head_count * dim, 1}};
     }
-    InputTensor<3> queries(std::int64_t first, std::int64_t count) const { return rows(query, heads, head_dim, first, count); }
-    InputTensor<3> keys(std::int64_t first, std::int64_t count) const { return rows(key, kv_heads, head_dim, first, count); }
-    InputTensor<3> values(std::int64_t first, std::int64_t count) const { return rows(value, kv_heads, value_dim, first, count); }
+    InputTensor<3> queries(std::int64_t first, std::int64_t count) const {
+        return rows(query, heads, head_dim, first, count);
+    }
+    InputTensor<3> keys(std::int64_t first, std::int64_t count) const {
+        return rows(key, kv_heads, head_dim, first, count);
+    }
+    InputTensor<3> values(std::int64_t first, std::int64_t count) const {
+        return rows(value, kv_heads, value_dim, first, count);
+    }
 
     Rows empty_rows(std::int64_t count) const {
         return {std::vector<float>(static_cast<std::size_t>(count * heads * value_dim), -7.0F),
                 std::vector<float>(static_cast<std::size_t>(count * heads), -7.0F)};
     }
     OutputTensor<3> output(Rows& r, std::int64_t first, std::int64_t count) const {
-        return {r.output.data() + first * heads * value_dim, DType::f32, {heads, count, value_dim}, {value_dim, heads * value_dim, 1}};
+        return {r.output.data() + first * heads * value_dim,
+                DType::f32,
+                {heads, count, value_dim},
+                {value_dim, heads * value_dim, 1}};
     }
     OutputTensor<2> lse(Rows& r, std::int64_t first, std::int64_t count) const {
         return {r.lse.data() + first * heads, DType::f32, {heads, count}, {1, heads}};
@@ -81,7 +91,8 @@ struct SequenceData {
 
 template <std::size_t Rank, class View>
 auto with_batch(const View& view) {
-    using Batched = std::conditional_t<std::is_same_v<View, InputTensor<Rank>>, InputTensor<Rank + 1>, OutputTensor<Rank + 1>>;
+    using Batched =
+        std::conditional_t<std::is_same_v<View, InputTensor<Rank>>, InputTensor<Rank + 1>, OutputTensor<Rank + 1>>;
     Batched batched{view.data, view.dtype, {}, {}};
     batched.extents[0] = 1;
     batched.strides[0] = 1;
@@ -109,7 +120,8 @@ KvCache cache_for(const SequenceData& s) {
     return KvCache(options);
 }
 
-CachedQuery cached_query(const SequenceData& s, const KvCache& cache, std::int64_t first, std::int64_t count, Rows& rows, std::int64_t row) {
+CachedQuery cached_query(const SequenceData& s, const KvCache& cache, std::int64_t first, std::int64_t count,
+                         Rows& rows, std::int64_t row) {
     return {.query = s.queries(first, count),
             .cache = &cache,
             .layer = 0,
@@ -145,13 +157,15 @@ TEST(SameBitsTest, ChunksAndStepsAndPlainCallsAgree) {
     HEADLONG_FOR_EACH_ISA(isa) {
         const auto context = make_context(isa);
         const Rows whole = plain(*context, s, 0, s.length);
-        for (const std::int64_t chunk : {std::int64_t{1}, std::int64_t{7}, std::int64_t{64}, std::int64_t{500}, s.length}) {
+        for (const std::int64_t chunk :
+             {std::int64_t{1}, std::int64_t{7}, std::int64_t{64}, std::int64_t{500}, s.length}) {
             SCOPED_TRACE("chunks of " + std::to_string(chunk));
             EXPECT_TRUE(same_bits(whole, chunked(*context, s, chunk)));
         }
         for (const std::int64_t first : {std::int64_t{1}, std::int64_t{511}, std::int64_t{512}, std::int64_t{530}}) {
             SCOPED_TRACE("plain rows from " + std::to_string(first));
-            EXPECT_TRUE(same_bits(part(s, whole, first, s.length - first), plain(*context, s, first, s.length - first)));
+            EXPECT_TRUE(
+                same_bits(part(s, whole, first, s.length - first), plain(*context, s, first, s.length - first)));
             EXPECT_TRUE(same_bits(part(s, whole, first, 1), plain(*context, s, first, 1)));
         }
     }
@@ -159,7 +173,8 @@ TEST(SameBitsTest, ChunksAndStepsAndPlainCallsAgree) {
 
 TEST(SameBitsTest, ThreadsDoNotMatter) {
     HEADLONG_FOR_EACH_ISA(isa) {
-        for (const SequenceData& s : {usual_sequence(), SequenceData(1100, 1, 1, 16, 24, 2), SequenceData(600, 7, 1, 8, 8, 3)}) {
+        for (const SequenceData& s :
+             {usual_sequence(), SequenceData(1100, 1, 1, 16, 24, 2), SequenceData(600, 7, 1, 8, 8, 3)}) {
             const auto serial = make_context(isa);
             const Rows whole = plain(*serial, s, 0, s.length);
             const Rows last = plain(*serial, s, s.length - 1, 1);
@@ -214,7 +229,8 @@ TEST(SameBitsTest, ASequenceAloneOrInABatch) {
                 }
                 std::vector<CachedQuery> queries;
                 for (std::size_t i = 0; i < sequences.size(); ++i) {
-                    queries.push_back(cached_query(sequences[i], caches[i], sequences[i].length - count, count, batched[i], 0));
+                    queries.push_back(
+                        cached_query(sequences[i], caches[i], sequences[i].length - count, count, batched[i], 0));
                 }
                 attend(*context, queries);
                 for (std::size_t i = 0; i < sequences.size(); ++i) EXPECT_TRUE(same_bits(alone[i], batched[i])) << i;
@@ -247,20 +263,26 @@ TEST(SameBitsTest, CausalityHoldsToNanAndInfinity) {
     HEADLONG_FOR_EACH_ISA(isa) {
         const auto context = make_context(isa, 2);
         const Rows before = plain(*context, s, 0, s.length);
-        for (const std::int64_t token : {std::int64_t{0}, std::int64_t{3}, std::int64_t{15}, std::int64_t{64}, std::int64_t{511},
-                                         std::int64_t{512}, s.length - 1}) {
+        for (const std::int64_t token : {std::int64_t{0}, std::int64_t{3}, std::int64_t{15}, std::int64_t{64},
+                                         std::int64_t{511}, std::int64_t{512}, s.length - 1}) {
             for (const float poison : {3.0F, kNaN, kInfinity, -kInfinity}) {
                 SCOPED_TRACE("token " + std::to_string(token) + " = " + std::to_string(poison));
                 for (int what = 0; what < 3; ++what) {  // key, value, query
                     SequenceData changed = s;
-                    if (what == 0) std::fill_n(changed.key.begin() + token * s.kv_heads * s.head_dim, s.kv_heads * s.head_dim, poison);
-                    if (what == 1) std::fill_n(changed.value.begin() + token * s.kv_heads * s.value_dim, s.kv_heads * s.value_dim, poison);
-                    if (what == 2) std::fill_n(changed.query.begin() + token * s.heads * s.head_dim, s.heads * s.head_dim, poison);
+                    if (what == 0)
+                        std::fill_n(changed.key.begin() + token * s.kv_heads * s.head_dim, s.kv_heads * s.head_dim,
+                                    poison);
+                    if (what == 1)
+                        std::fill_n(changed.value.begin() + token * s.kv_heads * s.value_dim, s.kv_heads * s.value_dim,
+                                    poison);
+                    if (what == 2)
+                        std::fill_n(changed.query.begin() + token * s.heads * s.head_dim, s.heads * s.head_dim, poison);
                     const Rows after = plain(*context, changed, 0, s.length);
                     EXPECT_TRUE(same_bits(part(s, before, 0, token), part(s, after, 0, token))) << what;
                     EXPECT_FALSE(same_bits(part(s, before, token, 1), part(s, after, token, 1))) << what;
                     if (what == 2) {  // a query reaches its own row alone
-                        EXPECT_TRUE(same_bits(part(s, before, token + 1, s.length - token - 1), part(s, after, token + 1, s.length - token - 1)));
+                        EXPECT_TRUE(same_bits(part(s, before, token + 1, s.length - token - 1),
+                                              part(s, after, token + 1, s.length - token - 1)));
                     }
                 }
                 SequenceData changed = s;
@@ -326,8 +348,9 @@ TEST(SameBitsTest, NoNegativeZeroIsWritten) {
     HEADLONG_FOR_EACH_ISA(isa) {
         const auto context = make_context(isa);
         float out = 1.0F;
-        attend(*context, InputTensor<4>::dense(zeros.data(), {1, 1, 1, 1}), InputTensor<4>::dense(zeros.data(), {1, 1, 8, 1}),
-               InputTensor<4>::dense(values.data(), {1, 1, 8, 1}), {}, OutputTensor<4>::dense(&out, {1, 1, 1, 1}));
+        attend(*context, InputTensor<4>::dense(zeros.data(), {1, 1, 1, 1}),
+               InputTensor<4>::dense(zeros.data(), {1, 1, 8, 1}), InputTensor<4>::dense(values.data(), {1, 1, 8, 1}),
+               {}, OutputTensor<4>::dense(&out, {1, 1, 1, 1}));
         EXPECT_TRUE(test::same_bits(out, 0.0F));
     }
 }
@@ -405,16 +428,18 @@ TEST(SameBitsTest, RowsThatSeeNothingAreZero) {
             SequenceData s(700, 2, 1, 8, 8, 10);
             SequenceData poison = s;
             for (auto* v : {&poison.query, &poison.key, &poison.value}) std::fill(v->begin(), v->end(), kNaN);
-            for (const std::int64_t offset : {std::int64_t{-5}, std::int64_t{-600}, std::int64_t{-700}, std::numeric_limits<std::int64_t>::min(),
-                                              std::numeric_limits<std::int64_t>::max()}) {
+            for (const std::int64_t offset :
+                 {std::int64_t{-5}, std::int64_t{-600}, std::int64_t{-700}, std::numeric_limits<std::int64_t>::min(),
+                  std::numeric_limits<std::int64_t>::max()}) {
                 plain(*context, poison, 0, 700);
                 Rows rows = s.empty_rows(700);
                 AttentionOptions options;
                 options.causal = true;
                 options.alignment = Alignment::offset;
                 options.causal_offset = offset;
-                attend(*context, with_batch<3>(s.queries(0, 700)), with_batch<3>(s.keys(0, 700)), with_batch<3>(s.values(0, 700)),
-                       options, with_batch<3>(s.output(rows, 0, 700)), with_batch<2>(s.lse(rows, 0, 700)));
+                attend(*context, with_batch<3>(s.queries(0, 700)), with_batch<3>(s.keys(0, 700)),
+                       with_batch<3>(s.values(0, 700)), options, with_batch<3>(s.output(rows, 0, 700)),
+                       with_batch<2>(s.lse(rows, 0, 700)));
                 const std::int64_t dead = offset > 0 ? 0 : offset < -700 ? 700 : -offset;
                 const Rows nothing = part(s, rows, 0, dead);
                 for (const float x : nothing.output) ASSERT_TRUE(test::same_bits(x, 0.0F)) << offset;

@@ -49,10 +49,10 @@ struct AttentionOptions {
     std::int64_t window_left = -1;   ///< keys before a query's position that it sees; -1 = all. Not built yet.
     std::int64_t window_right = -1;  ///< keys after it; -1 = all. Not built yet.
     float softcap = 0.0F;            ///< scores become cap * tanh(score / cap); 0 = off. Not built yet.
-    std::span<const float> alibi_slopes = {};           ///< one per query head. Not built yet.
-    std::optional<AttentionMask> mask = {};             ///< Not built yet.
-    std::span<const float> sink_logits = {};            ///< one per query head. Not built yet.
-    std::span<const std::int64_t> kv_lengths = {};      ///< live keys per sequence. Not built yet.
+    std::span<const float> alibi_slopes = {};       ///< one per query head. Not built yet.
+    std::optional<AttentionMask> mask = {};         ///< Not built yet.
+    std::span<const float> sink_logits = {};        ///< one per query head. Not built yet.
+    std::span<const std::int64_t> kv_lengths = {};  ///< live keys per sequence. Not built yet.
 
     /// Checked between tasks; a stop requested during the call ends it with Cancelled, its outputs unspecified.
     std::stop_token stop = {};
@@ -75,11 +75,11 @@ void attend(Context& context, const InputTensor<4>& query, const InputTensor<4>&
 
 /// One sequence of a call over caches.
 struct CachedQuery {
-    InputTensor<3> query = {};            ///< [heads, q_len, head_dim]
+    InputTensor<3> query = {};       ///< [heads, q_len, head_dim]
     const KvCache* cache = nullptr;  ///< its keys and values; read, not changed; must not change during the call
     std::size_t layer = 0;
-    OutputTensor<3> output = {};          ///< [heads, q_len, value_dim]
-    OutputTensor<2> lse = {};             ///< [heads, q_len], optional
+    OutputTensor<3> output = {};  ///< [heads, q_len, value_dim]
+    OutputTensor<2> lse = {};     ///< [heads, q_len], optional
 };
 
 /// Attention of any number of sequences, each over a layer of a cache: rows of a prompt, of a chunk, or of one

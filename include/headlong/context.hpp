@@ -58,10 +58,10 @@ std::shared_ptr<Executor> make_tbb_executor(std::size_t threads = 0);
 std::size_t default_concurrency();
 
 struct ContextOptions {
-    std::optional<Isa> isa = {};               ///< exactly this one; Unsupported if the machine or the build lacks it
-    std::optional<Isa> isa_cap = {};           ///< the best available one that is not above this; not with `isa`
-    std::size_t threads = 0;              ///< size of the context's own oneTBB arena; 0 = default_concurrency(), 1 = serial
-    std::shared_ptr<Executor> executor = {};   ///< runs the loops instead of an arena of its own; not with `threads`
+    std::optional<Isa> isa = {};      ///< exactly this one; Unsupported if the machine or the build lacks it
+    std::optional<Isa> isa_cap = {};  ///< the best available one that is not above this; not with `isa`
+    std::size_t threads = 0;          ///< size of the context's own oneTBB arena; 0 = default_concurrency(), 1 = serial
+    std::shared_ptr<Executor> executor = {};      ///< runs the loops instead of an arena of its own; not with `threads`
     std::pmr::memory_resource* memory = nullptr;  ///< where scratch memory comes from; must outlive the context
                                                   ///< and be thread-safe; nullptr = aligned operator new
 };

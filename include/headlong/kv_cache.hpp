@@ -57,10 +57,10 @@ struct KvCacheOptions {
     std::int64_t layers = 1;  ///< >= 1
     /// Tokens the cache may hold. An append beyond it is refused with OutOfMemory, and nothing is lost.
     std::int64_t capacity = std::numeric_limits<std::int64_t>::max();
-    std::int64_t sink_tokens = 0;                  ///< Not built yet.
-    std::span<const std::int64_t> layer_windows = {};   ///< per layer, empty = none. Not built yet.
-    std::shared_ptr<BlockPool> pool = {};               ///< to share blocks with other caches; must have the same shape
-    std::pmr::memory_resource* memory = nullptr;   ///< for a pool of its own; not with `pool`
+    std::int64_t sink_tokens = 0;                      ///< Not built yet.
+    std::span<const std::int64_t> layer_windows = {};  ///< per layer, empty = none. Not built yet.
+    std::shared_ptr<BlockPool> pool = {};              ///< to share blocks with other caches; must have the same shape
+    std::pmr::memory_resource* memory = nullptr;       ///< for a pool of its own; not with `pool`
 };
 
 /// Tokens are appended layer by layer. Each layer has its own length, which append() advances; the cache's length
@@ -101,7 +101,8 @@ class KvCache {
 
     /// Copies the stored rows [first, first + n) of a layer, n being the views' middle extent: keys [kv_heads, n,
     /// head_dim], values [kv_heads, n, value_dim]. An f32 cache gives back the very bits that were appended.
-    void read_back(std::size_t layer, std::int64_t first, const OutputTensor<3>& keys, const OutputTensor<3>& values) const;
+    void read_back(std::size_t layer, std::int64_t first, const OutputTensor<3>& keys,
+                   const OutputTensor<3>& values) const;
 
     /// Bytes of the blocks that a cache of these options holds at `tokens` tokens, before anything is allocated.
     static std::size_t estimate_bytes(const KvCacheOptions& options, std::int64_t tokens);

@@ -18,10 +18,10 @@ namespace headlong {
 /// Weights are applied as x @ W: [inputs, outputs]. They are copied into panels when the layer is made, and need
 /// not live longer. A transposed weight is the same view with its strides exchanged. Biases are optional.
 struct MultiHeadAttentionWeights {
-    InputTensor<2> query = {};   ///< [d_model, heads * head_dim]
-    InputTensor<2> key = {};     ///< [d_model, kv_heads * head_dim]
-    InputTensor<2> value = {};   ///< [d_model, kv_heads * head_dim]
-    InputTensor<2> output = {};  ///< [heads * head_dim, d_model]
+    InputTensor<2> query = {};        ///< [d_model, heads * head_dim]
+    InputTensor<2> key = {};          ///< [d_model, kv_heads * head_dim]
+    InputTensor<2> value = {};        ///< [d_model, kv_heads * head_dim]
+    InputTensor<2> output = {};       ///< [heads * head_dim, d_model]
     InputTensor<1> query_bias = {};   ///< [heads * head_dim]
     InputTensor<1> key_bias = {};     ///< [kv_heads * head_dim]
     InputTensor<1> value_bias = {};   ///< [kv_heads * head_dim]
@@ -29,15 +29,16 @@ struct MultiHeadAttentionWeights {
 };
 
 struct MultiHeadAttentionOptions {
-    std::int64_t heads = 0;     ///< >= 1; head_dim is query's outputs / heads
-    std::int64_t kv_heads = 0;  ///< 0 = heads; otherwise a divisor of heads
+    std::int64_t heads = 0;                       ///< >= 1; head_dim is query's outputs / heads
+    std::int64_t kv_heads = 0;                    ///< 0 = heads; otherwise a divisor of heads
     std::pmr::memory_resource* memory = nullptr;  ///< for the packed weights; nullptr = aligned operator new
 };
 
 /// Immutable once made: any number of threads may call forward() at once.
 class MultiHeadAttention {
   public:
-    MultiHeadAttention(Context& context, const MultiHeadAttentionOptions& options, const MultiHeadAttentionWeights& weights);
+    MultiHeadAttention(Context& context, const MultiHeadAttentionOptions& options,
+                       const MultiHeadAttentionWeights& weights);
     ~MultiHeadAttention();
     MultiHeadAttention(MultiHeadAttention&&) noexcept;
     MultiHeadAttention& operator=(MultiHeadAttention&&) noexcept;
@@ -49,7 +50,8 @@ class MultiHeadAttention {
 
     /// x [batch, length, d_model] -> y [batch, length, d_model]; each sequence attends to itself. Options as for
     /// attend() over plain tensors: not causal unless options.causal says so.
-    void forward(Context& context, const InputTensor<3>& x, const OutputTensor<3>& y, const AttentionOptions& options = {}) const;
+    void forward(Context& context, const InputTensor<3>& x, const OutputTensor<3>& y,
+                 const AttentionOptions& options = {}) const;
 
     /// x [length, d_model] -> y [length, d_model]: appends the rows' keys and values to a layer of the cache and
     /// attends over all it holds, causally. A step costs O(tokens held), not its square. If an error is thrown
