@@ -220,7 +220,8 @@ TEST(KernelsTestDotPanels, WritesOneNaN) {
             shape.canonical = true;
             const DotBuffers buffers(shape, random);
             // NaNs with a sign and a payload on both sides, and one that the sum makes itself
-            for (std::size_t k = 0; k < 6; ++k) buffers.rows[2 * buffers.row_stride + k] = std::bit_cast<float>(0xFFC12345U);
+            for (std::size_t k = 0; k < 6; ++k)
+                buffers.rows[2 * buffers.row_stride + k] = std::bit_cast<float>(0xFFC12345U);
             buffers.panel(1, 3) = std::bit_cast<float>(0x7FE00007U);
             buffers.panel(0, 4) = kInfinity;
             buffers.panel(1, 4) = -kInfinity;
@@ -384,7 +385,8 @@ struct SpanBuffers {
 
 testing::AssertionResult is_span(const SpanBuffers& buffers, std::size_t r, const SpanRow& want) {
     if (!same_bits(buffers.max[r], want.max)) {
-        return testing::AssertionFailure() << "maximum " << bits_text(buffers.max[r]) << ", want " << bits_text(want.max);
+        return testing::AssertionFailure()
+               << "maximum " << bits_text(buffers.max[r]) << ", want " << bits_text(want.max);
     }
     if (!same_bits(buffers.sum[r], want.sum)) {
         return testing::AssertionFailure() << "sum " << bits_text(buffers.sum[r]) << ", want " << bits_text(want.sum);
@@ -395,9 +397,9 @@ testing::AssertionResult is_span(const SpanBuffers& buffers, std::size_t r, cons
 TEST(KernelsTestSoftmaxSpan, WeightsAndSumsOfAnyRange) {
     Random random(seed_or(28));
     HEADLONG_TRACE_SEED(random);
-    const std::vector<TokenRange> ranges{{0, 512},  {0, 1},    {511, 512}, {17, 18},   {5, 5},     {100, 99}, {3, 250},
-                                         {16, 32},  {15, 17},  {31, 33},   {0, 0},     {512, 512}, {64, 128}, {63, 129},
-                                         {1, 511},  {0, 496},  {16, 512},  {480, 500}, {0, 15},    {0, 17},   {250, 260}};
+    const std::vector<TokenRange> ranges{{0, 512}, {0, 1},   {511, 512}, {17, 18},   {5, 5},     {100, 99}, {3, 250},
+                                         {16, 32}, {15, 17}, {31, 33},   {0, 0},     {512, 512}, {64, 128}, {63, 129},
+                                         {1, 511}, {0, 496}, {16, 512},  {480, 500}, {0, 15},    {0, 17},   {250, 260}};
     HEADLONG_FOR_EACH_ISA(isa) {
         for (const std::size_t rows : Sizes{1, 2, 3, 5, 8, 13, 20}) {
             SpanBuffers buffers(rows, rows % 2 == 0 ? 16 : 0);
@@ -412,8 +414,8 @@ TEST(KernelsTestSoftmaxSpan, WeightsAndSumsOfAnyRange) {
             }
             buffers.run(table_of(isa));
             for (std::size_t r = 0; r < rows; ++r) {
-                ASSERT_TRUE(is_span(buffers, r, want[r]))
-                    << "row " << r << " of " << rows << ", range " << buffers.ranges[r].begin << " " << buffers.ranges[r].end;
+                ASSERT_TRUE(is_span(buffers, r, want[r])) << "row " << r << " of " << rows << ", range "
+                                                          << buffers.ranges[r].begin << " " << buffers.ranges[r].end;
             }
         }
     }
@@ -442,7 +444,8 @@ TEST(KernelsTestSoftmaxSpan, LeavesTokensOutsideFirstAndLastAlone) {
     Random random(seed_or(30));
     HEADLONG_TRACE_SEED(random);
     HEADLONG_FOR_EACH_ISA(isa) {
-        for (const auto& [first, last] : {std::pair<std::size_t, std::size_t>{32, 496}, {0, 16}, {496, 512}, {64, 64}, {16, 48}}) {
+        for (const auto& [first, last] :
+             {std::pair<std::size_t, std::size_t>{32, 496}, {0, 16}, {496, 512}, {64, 64}, {16, 48}}) {
             SpanBuffers buffers(3);
             buffers.first = first;
             buffers.last = last;
@@ -457,7 +460,8 @@ TEST(KernelsTestSoftmaxSpan, LeavesTokensOutsideFirstAndLastAlone) {
                 want.push_back(expected_span(table_of(isa), buffers.copy(r), buffers.ranges[r], first, last));
             }
             buffers.run(table_of(isa));
-            for (std::size_t r = 0; r < 3; ++r) ASSERT_TRUE(is_span(buffers, r, want[r])) << first << " " << last << " " << r;
+            for (std::size_t r = 0; r < 3; ++r)
+                ASSERT_TRUE(is_span(buffers, r, want[r])) << first << " " << last << " " << r;
         }
     }
 }
@@ -620,7 +624,8 @@ testing::AssertionResult same_but_for_zero_signs(const GuardedFloats& got, const
         const bool both_nan = std::isnan(got[i]) && std::isnan(want[i]) && !is_canary(got[i]) && !is_canary(want[i]);
         const bool both_zero = got[i] == 0.0F && want[i] == 0.0F;
         if (same_bits(got[i], want[i]) || both_nan || both_zero) continue;
-        return testing::AssertionFailure() << "float " << i << " is " << bits_text(got[i]) << ", want " << bits_text(want[i]);
+        return testing::AssertionFailure()
+               << "float " << i << " is " << bits_text(got[i]) << ", want " << bits_text(want[i]);
     }
     return testing::AssertionSuccess();
 }
@@ -659,7 +664,8 @@ TEST(KernelsTestWeightedRows, ReadsOnlyBlocksBetweenFirstAndLast) {
     Random random(seed_or(33));
     HEADLONG_TRACE_SEED(random);
     HEADLONG_FOR_EACH_ISA(isa) {
-        for (const auto& [first, last] : {std::pair<std::size_t, std::size_t>{0, 16}, {48, 80}, {64, 128}, {448, 512}, {496, 512}, {112, 400}}) {
+        for (const auto& [first, last] :
+             {std::pair<std::size_t, std::size_t>{0, 16}, {48, 80}, {64, 128}, {448, 512}, {496, 512}, {112, 400}}) {
             ValueSpan values(32, random);
             WeightedBuffers buffers(7, 32, first, last, random);
             const std::vector<float> want = buffers.expected(isa, values);
@@ -747,11 +753,20 @@ struct Strides {
 std::vector<Strides> all_strides(std::size_t rows, std::size_t columns) {
     const auto r = static_cast<std::ptrdiff_t>(rows);
     const auto c = static_cast<std::ptrdiff_t>(columns);
-    return {{"dense", c, 1},         {"padded", c + 3, 1},       {"rows backwards", -c, 1}, {"columns backwards", c, -1},
-            {"both backwards", -c - 1, -1}, {"transposed", 1, r}, {"transposed, padded", 1, r + 5},
-            {"transposed, rows backwards", -1, r}, {"transposed, columns backwards", 1, -r},
-            {"one row for all", 0, 1}, {"one column for all", 1, 0}, {"one element for all", 0, 0},
-            {"every second column", 2 * c, 2}, {"every third row and column", 3, 3 * r}};
+    return {{"dense", c, 1},
+            {"padded", c + 3, 1},
+            {"rows backwards", -c, 1},
+            {"columns backwards", c, -1},
+            {"both backwards", -c - 1, -1},
+            {"transposed", 1, r},
+            {"transposed, padded", 1, r + 5},
+            {"transposed, rows backwards", -1, r},
+            {"transposed, columns backwards", 1, -r},
+            {"one row for all", 0, 1},
+            {"one column for all", 1, 0},
+            {"one element for all", 0, 0},
+            {"every second column", 2 * c, 2},
+            {"every third row and column", 3, 3 * r}};
 }
 
 /// A strided source that touches guard pages on one side; its holes are canaries (NaN).
@@ -796,7 +811,8 @@ void for_each_source(const Test& test) {
         for (const std::size_t columns : column_counts) {
             for (const Strides& strides : all_strides(rows, columns)) {
                 for (const Touch touch : {Touch::end, Touch::begin}) {
-                    SCOPED_TRACE(std::to_string(rows) + " rows, " + std::to_string(columns) + " columns, " + strides.name);
+                    SCOPED_TRACE(std::to_string(rows) + " rows, " + std::to_string(columns) + " columns, " +
+                                 strides.name);
                     test(rows, columns, strides, touch);
                     if (testing::Test::HasFatalFailure()) return;
                 }
@@ -820,7 +836,8 @@ TEST(KernelsTestPackPanels, AnyStridesAndLanes) {
                         const float got = panels[t / 16 * columns * 16 + j * 16 + t % 16];
                         const bool written = t >= first_lane && t < first_lane + rows;
                         const float want = written ? source.at(t - first_lane, j) : kCanary;
-                        ASSERT_TRUE(same_bits(got, want)) << "first lane " << first_lane << ", token " << t << ", column " << j;
+                        ASSERT_TRUE(same_bits(got, want))
+                            << "first lane " << first_lane << ", token " << t << ", column " << j;
                     }
                 }
             }
@@ -834,12 +851,14 @@ TEST(KernelsTestPackRows, AnyStrides) {
     HEADLONG_FOR_EACH_ISA(isa) {
         for_each_source([&](std::size_t rows, std::size_t columns, const Strides& strides, Touch touch) {
             const Source source(rows, columns, strides, touch, random);
-            const std::size_t pitch = kernels::value_pitch(columns) + 16 * static_cast<std::size_t>(random.integer(0, 1));
+            const std::size_t pitch =
+                kernels::value_pitch(columns) + 16 * static_cast<std::size_t>(random.integer(0, 1));
             const GuardedFloats packed(rows * pitch);
             ASSERT_FALSE(table_of(isa).pack_rows({source.rows, packed.data(), pitch}));
             for (std::size_t i = 0; i < rows; ++i) {
                 for (std::size_t j = 0; j < pitch; ++j) {
-                    ASSERT_TRUE(same_bits(packed[i * pitch + j], j < columns ? source.at(i, j) : 0.0F)) << i << " " << j;
+                    ASSERT_TRUE(same_bits(packed[i * pitch + j], j < columns ? source.at(i, j) : 0.0F))
+                        << i << " " << j;
                 }
             }
         });
@@ -852,7 +871,8 @@ TEST(KernelsTestPackRows, ReportsEveryNonFiniteValue) {
     constexpr std::size_t kRows = 3;
     HEADLONG_FOR_EACH_ISA(isa) {
         for (const std::size_t columns : Sizes{1, 5, 16, 19, 40}) {
-            for (const Strides& strides : {Strides{"dense", static_cast<std::ptrdiff_t>(columns), 1}, Strides{"transposed", 1, kRows}}) {
+            for (const Strides& strides :
+                 {Strides{"dense", static_cast<std::ptrdiff_t>(columns), 1}, Strides{"transposed", 1, kRows}}) {
                 const Source source(kRows, columns, strides, Touch::end, random);
                 const GuardedFloats packed(kRows * kernels::value_pitch(columns));
                 const auto pack = [&] {
@@ -865,8 +885,9 @@ TEST(KernelsTestPackRows, ReportsEveryNonFiniteValue) {
                             source.at(i, j) = bad;
                             ASSERT_TRUE(pack()) << bad << " at " << i << " " << j << ", " << strides.name;
                         }
-                        for (const float good : {std::numeric_limits<float>::max(), std::numeric_limits<float>::lowest(),
-                                                 std::numeric_limits<float>::denorm_min(), -0.0F}) {
+                        for (const float good :
+                             {std::numeric_limits<float>::max(), std::numeric_limits<float>::lowest(),
+                              std::numeric_limits<float>::denorm_min(), -0.0F}) {
                             source.at(i, j) = good;
                             ASSERT_FALSE(pack()) << good << " at " << i << " " << j << ", " << strides.name;
                         }
@@ -923,7 +944,8 @@ struct StateBuffers {
           max(row_count),
           sum(row_count) {}
 
-    static StateBuffers random(std::size_t row_count, std::size_t column_count, Random& random, std::size_t padding = 0) {
+    static StateBuffers random(std::size_t row_count, std::size_t column_count, Random& random,
+                               std::size_t padding = 0) {
         StateBuffers states(row_count, column_count, padding);
         for (std::size_t r = 0; r < row_count; ++r) {
             states.max[r] = static_cast<float>(random.normal() * 20.0);
@@ -953,9 +975,9 @@ struct StateBuffers {
 testing::AssertionResult same_states(const StateBuffers& a, const StateBuffers& b) {
     for (std::size_t r = 0; r < a.rows; ++r) {
         if (!same_bits(a.max[r], b.max[r]) || !same_bits(a.sum[r], b.sum[r])) {
-            return testing::AssertionFailure() << "row " << r << ": maximum " << bits_text(a.max[r]) << " and "
-                                               << bits_text(b.max[r]) << ", sum " << bits_text(a.sum[r]) << " and "
-                                               << bits_text(b.sum[r]);
+            return testing::AssertionFailure()
+                   << "row " << r << ": maximum " << bits_text(a.max[r]) << " and " << bits_text(b.max[r]) << ", sum "
+                   << bits_text(a.sum[r]) << " and " << bits_text(b.sum[r]);
         }
         for (std::size_t c = 0; c < a.columns; ++c) {
             if (!same_bits(a.at(r, c), b.at(r, c))) {
@@ -993,7 +1015,8 @@ TEST(KernelsTestMerge, TheFormula) {
             EXPECT_TRUE(same_states(into, want));
             // what lies between the rows was left alone
             for (std::size_t r = 0; r + 1 < 9; ++r) {
-                for (std::size_t c = columns; c < columns + 16; ++c) ASSERT_TRUE(is_canary(into.output[r * into.stride + c]));
+                for (std::size_t c = columns; c < columns + 16; ++c)
+                    ASSERT_TRUE(is_canary(into.output[r * into.stride + c]));
             }
         }
     }
@@ -1029,7 +1052,8 @@ TEST(KernelsTestMerge, NaNPassesAndStaysInItsRow) {
                 bad.sum[0] = kNaN;
                 bad.sum[1] = kNaN;
                 bad.at(2, 7) = kNaN;
-                const StateBuffers other = other_empty ? StateBuffers::empty(4, 32) : StateBuffers::random(4, 32, random);
+                const StateBuffers other =
+                    other_empty ? StateBuffers::empty(4, 32) : StateBuffers::random(4, 32, random);
                 const StateBuffers& into = nan_in_into ? bad : other;
                 merge(table_of(isa), into, nan_in_into ? other : bad);
                 EXPECT_TRUE(std::isnan(into.sum[0]));
@@ -1075,8 +1099,8 @@ TEST(KernelsTestFinish, DividesAndCleans) {
                         if (std::isnan(want)) want = std::bit_cast<float>(0x7FC00000U);
                     }
                     ASSERT_TRUE(same_bits(out[r * stride + c], want))
-                        << columns << " columns, " << r << " " << c << ": " << bits_text(out[r * stride + c]) << ", want "
-                        << bits_text(want);
+                        << columns << " columns, " << r << " " << c << ": " << bits_text(out[r * stride + c])
+                        << ", want " << bits_text(want);
                 }
             }
         }
@@ -1087,8 +1111,8 @@ TEST(KernelsTestTables, NamesAndEntries) {
     HEADLONG_FOR_EACH_ISA(isa) {
         const KernelTable& table = table_of(isa);
         EXPECT_STREQ(table.name, to_string(isa));
-        EXPECT_TRUE(table.dot_panels && table.softmax_span && table.weighted_rows && table.pack_panels && table.pack_rows &&
-                    table.merge && table.finish && table.scale_rows && table.exp2);
+        EXPECT_TRUE(table.dot_panels && table.softmax_span && table.weighted_rows && table.pack_panels &&
+                    table.pack_rows && table.merge && table.finish && table.scale_rows && table.exp2);
     }
 }
 

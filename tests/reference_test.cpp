@@ -167,7 +167,8 @@ TEST(ReferenceTest, Alibi) {
     EXPECT_TRUE(is(zero_scores(1, {1, 2, 4, 8}, options).output, {(8 + 4 * e + 2 * e * e + e * e * e) / sum}));
     EXPECT_TRUE(is(zero_scores(1, {1, 2, 4, 8}, options).output, {5.180798}, 5e-7));
     const std::vector<double> slopes = reference::alibi_slopes(12);
-    const Tensor want({12}, {.5, .25, .125, .0625, .03125, .015625, .0078125, .00390625, .707107, .353553, .176777, .088388});
+    const Tensor want({12},
+                      {.5, .25, .125, .0625, .03125, .015625, .0078125, .00390625, .707107, .353553, .176777, .088388});
     EXPECT_TRUE(within(slopes, want, 5e-7));
 }
 

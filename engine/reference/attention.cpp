@@ -24,7 +24,7 @@ struct Shape {
 
 Shape checked_shape(const Tensor& query, const Tensor& key, const Tensor& value, const AttentionOptions& options) {
     require(query.rank() == 4 && key.rank() == 4 && value.rank() == 4, "query, key and value must have rank 4");
-    const Shape shape{query.extents[0], query.extents[1], key.extents[1],   query.extents[2],
+    const Shape shape{query.extents[0], query.extents[1], key.extents[1],  query.extents[2],
                       key.extents[2],   query.extents[3], value.extents[3]};
     require(shape.head_dim >= 1, "head_dim must be at least 1");
     require(key.extents[0] == shape.batch && value.extents[0] == shape.batch, "batch differs");
@@ -72,10 +72,12 @@ std::optional<double> mask_element(const Tensor& mask, const std::int64_t (&inde
 std::int64_t position_offset(const Shape& shape, const AttentionOptions& options, std::int64_t b) {
     const auto sequence = static_cast<std::size_t>(b);
     switch (options.alignment) {
-        case Alignment::top_left: return 0;
+        case Alignment::top_left:
+            return 0;
         case Alignment::offset:
             return options.batch_offsets.empty() ? options.offset : options.batch_offsets[sequence];
-        case Alignment::bottom_right: break;
+        case Alignment::bottom_right:
+            break;
     }
     return (options.kv_lengths.empty() ? shape.kv_len : options.kv_lengths[sequence]) - shape.q_len;
 }
@@ -115,17 +117,19 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
         if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
     };
 
-    std::vector<double> row(kv_len);     // scores, then weights
+    std::vector<double> row(kv_len);  // scores, then weights
     std::vector<char> allowed(kv_len);
     for (std::int64_t b = 0; b < shape.batch; ++b) {
         const std::int64_t offset = position_offset(shape, options, b);
-        const std::int64_t live = options.kv_lengths.empty() ? shape.kv_len : options.kv_lengths[static_cast<std::size_t>(b)];
+        const std::int64_t live =
+            options.kv_lengths.empty() ? shape.kv_len : options.kv_lengths[static_cast<std::size_t>(b)];
         for (std::int64_t h = 0; h < shape.heads; ++h) {
             const std::int64_t g = h / (shape.heads / shape.kv_heads);
             for (std::int64_t i = 0; i < shape.q_len; ++i) {
                 const std::int64_t p = i + offset;
                 const double* q = query.values.data() + query.place(b, h, i, 0);
-                double* all_scores = options.scores ? result.scores.values.data() + result.scores.place(b, h, i, 0) : nullptr;
+                double* all_scores =
+                    options.scores ? result.scores.values.data() + result.scores.place(b, h, i, 0) : nullptr;
                 const bool all_pairs = options.scores == Scores::scaled || options.scores == Scores::softcapped;
 
                 // scores of the allowed keys, and their maximum; a NaN is remembered, since a maximum may drop it
@@ -169,7 +173,8 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
                     note(result.magnitudes.score, scaled);
                     note(result.magnitudes.terms, terms * scale);
                     if (!options.alibi_slopes.empty()) {
-                        score -= options.alibi_slopes[static_cast<std::size_t>(h)] * static_cast<double>(std::abs(p - j));
+                        score -=
+                            options.alibi_slopes[static_cast<std::size_t>(h)] * static_cast<double>(std::abs(p - j));
                     }
                     score += bias;
                     row[slot] = score;

@@ -42,9 +42,9 @@ struct AttentionOptions {
     double softcap = 0.0;                           ///< 0 = off
     std::vector<double> alibi_slopes;               ///< one per query head
     std::optional<Mask> mask;
-    std::vector<double> sink_logits;                ///< one per query head
-    std::vector<std::int64_t> kv_lengths;           ///< one per sequence: keys from there on are not allowed
-    std::optional<Scores> scores;                   ///< also return this matrix
+    std::vector<double> sink_logits;       ///< one per query head
+    std::vector<std::int64_t> kv_lengths;  ///< one per sequence: keys from there on are not allowed
+    std::optional<Scores> scores;          ///< also return this matrix
 };
 
 /// The same options as the library's, which says "not causal" by an absent value: `causal_by_default` is what that

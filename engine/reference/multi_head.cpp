@@ -63,7 +63,8 @@ MultiHeadResult multi_head(const Tensor& x, const MultiHeadWeights& weights, std
                            const AttentionOptions& options) {
     if (kv_heads == 0) kv_heads = heads;
     require(heads >= 1 && kv_heads >= 1 && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
-    require(weights.query.rank() == 2 && weights.query.extents[1] % heads == 0, "query outputs do not split into heads");
+    require(weights.query.rank() == 2 && weights.query.extents[1] % heads == 0,
+            "query outputs do not split into heads");
     require(weights.key.rank() == 2 && weights.key.extents[1] % kv_heads == 0, "key outputs do not split into heads");
     require(weights.value.rank() == 2 && weights.value.extents[1] % kv_heads == 0,
             "value outputs do not split into heads");

@@ -24,9 +24,9 @@ struct MultiHeadWeights {
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 
 struct MultiHeadResult {
-    Tensor y;            ///< [length, d_out]
-    Tensor keys;         ///< [1, kv_heads, length, head_dim], as a cache would hold them
-    Tensor values;       ///< [1, kv_heads, length, value_dim]
+    Tensor y;       ///< [length, d_out]
+    Tensor keys;    ///< [1, kv_heads, length, head_dim], as a cache would hold them
+    Tensor values;  ///< [1, kv_heads, length, value_dim]
     AttentionResult attention;
 };
 

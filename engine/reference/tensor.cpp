@@ -33,9 +33,12 @@ Element load(const void* data, std::int64_t offset) {
 
 double load_float(const void* data, DType type, std::int64_t offset) {
     switch (type) {
-        case DType::f32: return static_cast<double>(load<float>(data, offset));
-        case DType::f16: return widen_f16(load<std::uint16_t>(data, offset));
-        case DType::bf16: return widen_bf16(load<std::uint16_t>(data, offset));
+        case DType::f32:
+            return static_cast<double>(load<float>(data, offset));
+        case DType::f16:
+            return widen_f16(load<std::uint16_t>(data, offset));
+        case DType::bf16:
+            return widen_bf16(load<std::uint16_t>(data, offset));
     }
     throw InvalidArgument("reference: unknown element type");
 }
@@ -68,7 +71,8 @@ double widen_f16(std::uint16_t bits) noexcept {
     const int mantissa = bits & 0x3FF;
     if (exponent == 0) return sign * std::ldexp(mantissa, -24);
     if (exponent == 31) {
-        return mantissa == 0 ? sign * std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
+        return mantissa == 0 ? sign * std::numeric_limits<double>::infinity()
+                             : std::numeric_limits<double>::quiet_NaN();
     }
     return sign * std::ldexp(1024 + mantissa, exponent - 25);
 }
@@ -94,10 +98,14 @@ Mask widen(const AttentionMask& mask) {
     std::vector<std::int64_t> extents(mask.extents.begin(), mask.extents.begin() + rank);
     const std::vector<std::int64_t> strides(mask.strides.begin(), mask.strides.begin() + rank);
     switch (mask.type) {
-        case AttentionMask::Type::f32: return {widen(mask.data, DType::f32, std::move(extents), strides), false};
-        case AttentionMask::Type::f16: return {widen(mask.data, DType::f16, std::move(extents), strides), false};
-        case AttentionMask::Type::bf16: return {widen(mask.data, DType::bf16, std::move(extents), strides), false};
-        case AttentionMask::Type::boolean: break;
+        case AttentionMask::Type::f32:
+            return {widen(mask.data, DType::f32, std::move(extents), strides), false};
+        case AttentionMask::Type::f16:
+            return {widen(mask.data, DType::f16, std::move(extents), strides), false};
+        case AttentionMask::Type::bf16:
+            return {widen(mask.data, DType::bf16, std::move(extents), strides), false};
+        case AttentionMask::Type::boolean:
+            break;
     }
     Mask result{Tensor(std::move(extents)), true};
     std::size_t next = 0;

@@ -219,9 +219,9 @@ class GuardedTensor {
         if (unwritten != 0) return testing::AssertionFailure() << unwritten << " elements were not written";
         for (std::size_t i = 0; i < memory_.size(); ++i) {
             if (element[i] == 0 && !is_canary(memory_[i])) {
-                return testing::AssertionFailure() << "wrote " << memory_[i] << " to a place that is no element, float "
-                                                   << i << " of " << memory_.size() << ", first element at "
-                                                   << layout_.first;
+                return testing::AssertionFailure()
+                       << "wrote " << memory_[i] << " to a place that is no element, float " << i << " of "
+                       << memory_.size() << ", first element at " << layout_.first;
             }
         }
         return testing::AssertionSuccess();

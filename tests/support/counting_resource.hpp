@@ -40,7 +40,7 @@ class CountingResource final : public std::pmr::memory_resource {
     void* do_allocate(std::size_t bytes, std::size_t alignment) override {
         const std::lock_guard lock(mutex_);
         if (counts_.allocations >= fail_at_) throw std::bad_alloc();
-        void* memory = ::operator new(bytes, std::align_val_t{alignment});
+        void* memory = ::operator new (bytes, std::align_val_t{alignment});
         ++counts_.allocations;
         ++counts_.live_allocations;
         counts_.live_bytes += bytes;
@@ -53,7 +53,7 @@ class CountingResource final : public std::pmr::memory_resource {
         const std::lock_guard lock(mutex_);
         --counts_.live_allocations;
         counts_.live_bytes -= bytes;
-        ::operator delete(memory, std::align_val_t{alignment});
+        ::operator delete (memory, std::align_val_t{alignment});
     }
 
     bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override { return this == &other; }

@@ -45,6 +45,6 @@ inline bool emulated() {
 }  // namespace headlong::test
 
 /// for (isa in available) { ... } with the name in every failure: HEADLONG_FOR_EACH_ISA(isa) { ... }
-#define HEADLONG_FOR_EACH_ISA(isa)                                      \
-    for (const ::headlong::Isa isa : ::headlong::available_isas())      \
+#define HEADLONG_FOR_EACH_ISA(isa)                                 \
+    for (const ::headlong::Isa isa : ::headlong::available_isas()) \
         if (const ::testing::ScopedTrace trace_of_##isa(__FILE__, __LINE__, ::headlong::to_string(isa)); true)

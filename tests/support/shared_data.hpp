@@ -33,7 +33,7 @@ inline std::filesystem::path shared_data(const std::string& name) {
 }  // namespace headlong::test
 
 /// Declares `variable` as the path of shared data, or skips the test and says what it would have needed.
-#define HEADLONG_SHARED_OR_SKIP(variable, name)                                  \
-    const std::filesystem::path variable = ::headlong::test::shared_data(name);  \
-    if ((variable).empty())                                                      \
+#define HEADLONG_SHARED_OR_SKIP(variable, name)                                 \
+    const std::filesystem::path variable = ::headlong::test::shared_data(name); \
+    if ((variable).empty())                                                     \
     GTEST_SKIP() << "needs " << (name) << " of the shared data (set HEADLONG_SHARED to its folder)"
