@@ -14,7 +14,11 @@
 namespace headlong {
 namespace {
 
-constexpr std::int64_t kMaxLength = std::int64_t{1} << 48;  // sums of lengths and positions stay far from 2^63
+// Bounds under which no size of a plan can leave 64 bits: lengths are added, dims and heads are multiplied.
+constexpr std::int64_t kMaxLength = std::int64_t{1} << 48;
+constexpr std::int64_t kMaxBatch = std::int64_t{1} << 32;
+constexpr std::int64_t kMaxHeads = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxDim = std::int64_t{1} << 20;
 
 void refuse_unbuilt(const AttentionOptions& options) {
     const auto refuse = [](bool asked, const char* name) {
@@ -29,12 +33,18 @@ void refuse_unbuilt(const AttentionOptions& options) {
     refuse(!options.kv_lengths.empty(), "kv_lengths");
 }
 
-float scale_of(const AttentionOptions& options, std::int64_t head_dim) {
-    if (!options.scale) return static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
-    if (!std::isfinite(*options.scale)) {
-        throw InvalidArgument(fmt::format("AttentionOptions: scale is {}; it must be finite", *options.scale));
+/// scale * log2(e): what a query is multiplied by, so that scores are in units of log2. Computed in the tasks'
+/// floating-point mode: the caller's rounding must not reach it.
+float factor_of(const AttentionOptions& options, std::int64_t head_dim) {
+    const FloatEnvironment environment;
+    const float scale =
+        options.scale ? *options.scale : static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
+    const float factor = scale * std::numbers::log2e_v<float>;
+    if (!std::isfinite(factor)) {
+        throw InvalidArgument(
+            fmt::format("AttentionOptions: scale is {}; it must be finite, and so must scale * log2(e)", scale));
     }
-    return *options.scale;
+    return factor;
 }
 
 std::int64_t offset_of(const AttentionOptions& options, std::int64_t q_len, std::int64_t kv_len) {
@@ -50,14 +60,16 @@ std::int64_t offset_of(const AttentionOptions& options, std::int64_t q_len, std:
                                       static_cast<int>(options.alignment)));
 }
 
-void check_length(const char* name, std::int64_t length) {
-    if (length > kMaxLength) throw InvalidArgument(fmt::format("{} is {}; at most 2^48", name, length));
+void check_at_most(const char* name, std::int64_t value, std::int64_t most) {
+    if (value > most) throw InvalidArgument(fmt::format("{} is {}; at most {} are allowed", name, value, most));
 }
 
 void check_heads(std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim, std::int64_t value_dim) {
     if (head_dim < 1) throw InvalidArgument("query: extent of head_dim is 0; it must be at least 1");
-    check_length("head_dim", head_dim);
-    check_length("value_dim", value_dim);
+    check_at_most("query: head_dim", head_dim, kMaxDim);
+    check_at_most("value: value_dim", value_dim, kMaxDim);
+    check_at_most("query: heads", heads, kMaxHeads);
+    check_at_most("key: heads", kv_heads, kMaxHeads);
     if (kv_heads == 0 ? heads != 0 : heads % kv_heads != 0) {
         throw InvalidArgument(
             fmt::format("query: {} heads; they must be a multiple of the {} KV heads", heads, kv_heads));
@@ -65,10 +77,7 @@ void check_heads(std::int64_t heads, std::int64_t kv_heads, std::int64_t head_di
 }
 
 void run(Context& context, Workspace& workspace, AttentionProblem& problem, const AttentionOptions& options) {
-    {
-        const FloatEnvironment environment;  // the caller's rounding mode must not reach the factor
-        problem.factor = scale_of(options, problem.head_dim) * std::numbers::log2e_v<float>;
-    }
+    problem.factor = factor_of(options, problem.head_dim);
     problem.stop = options.stop;
     if (options.stop.stop_requested() || !run_attention(context.impl(), workspace, problem)) {
         throw Cancelled("attend: the stop token asked to end the call");
@@ -92,7 +101,10 @@ void attend(Context& context, const InputTensor<4>& query, const InputTensor<4>&
     check_input("key", key);
     check_input("value", value);
     check_output("output", output);
-    const auto [batch, heads, q_len, head_dim] = query.extents;
+    const std::int64_t batch = query.extents[0];
+    const std::int64_t heads = query.extents[1];
+    const std::int64_t q_len = query.extents[2];
+    const std::int64_t head_dim = query.extents[3];
     const std::int64_t kv_heads = key.extents[1];
     const std::int64_t kv_len = key.extents[2];
     const std::int64_t value_dim = value.extents[3];
@@ -106,13 +118,16 @@ void attend(Context& context, const InputTensor<4>& query, const InputTensor<4>&
     check_extent("output", 1, output.extents[1], heads, "query's heads");
     check_extent("output", 2, output.extents[2], q_len, "query's length");
     check_extent("output", 3, output.extents[3], value_dim, "value's value_dim");
-    check_length("query's length", q_len);
-    check_length("key's length", kv_len);
+    check_at_most("query: batch", batch, kMaxBatch);
+    check_at_most("query: length", q_len, kMaxLength);
+    check_at_most("key: length", kv_len, kMaxLength);
     if (lse.data != nullptr) {
         check_output("lse", lse);
         for (std::size_t i = 0; i < 3; ++i) check_extent("lse", i, lse.extents[i], query.extents[i], "as in query");
     }
     const std::int64_t offset = offset_of(options, q_len, kv_len);
+    static_cast<void>(factor_of(options, head_dim));
+    if (batch == 0 || heads == 0 || q_len == 0) return;  // nothing to write
 
     with_memory_errors("attend", [&] {
         auto workspace = context.impl().workspaces.lend();
@@ -166,7 +181,7 @@ void attend(Context& context, std::span<const CachedQuery> queries, const Attent
         check_extent("output", 0, q.output.extents[0], heads, "query's heads");
         check_extent("output", 1, q.output.extents[1], q.query.extents[1], "query's length");
         check_extent("output", 2, q.output.extents[2], shape.value_dim, "the cache's value_dim");
-        check_length("query's length", q.query.extents[1]);
+        check_at_most("query: length", q.query.extents[1], kMaxLength);
         if (q.lse.data != nullptr) {
             check_output("lse", q.lse);
             for (std::size_t i = 0; i < 2; ++i)

@@ -99,12 +99,12 @@ struct Plan {
     const AttentionProblem& problem;
     const kernels::KernelTable& kernels;
     kernels::BlockLayout layout;
-    std::int64_t group;            ///< query heads per KV head
+    std::int64_t heads_per_kv_head;
     std::int64_t block_positions;  ///< positions of a row block
     std::int64_t row_blocks;       ///< of the longest sequence
     bool packs;                    ///< some sequence is of plain tensors
 
-    std::int64_t block_rows() const noexcept { return block_positions * group; }
+    std::int64_t block_rows() const noexcept { return block_positions * heads_per_kv_head; }
     std::int64_t items() const noexcept {
         return static_cast<std::int64_t>(problem.sequences.size()) * problem.kv_heads;
     }
@@ -114,7 +114,7 @@ struct Plan {
 struct Scratch {
     float* query;           ///< [block rows][head_dim], times factor
     kernels::States total;  ///< fold of the finished groups
-    kernels::States group;  ///< fold of the running group
+    kernels::States group;  ///< fold of the running group of spans
     kernels::States tile;   ///< one span's state of one row tile
     float* scores;          ///< [row tile][score stride]
     kernels::TokenRange* ranges;
@@ -145,18 +145,19 @@ class RowBlock {
           first_position_(index * plan.block_positions),
           positions_(std::min(plan.block_positions, sequence_.q_len - first_position_)) {}
 
+    /// False past the end of a sequence that is shorter than the call's longest.
     bool exists() const noexcept { return positions_ > 0; }
-    std::size_t rows() const noexcept { return size(positions_ * plan_.group); }
+    std::size_t rows() const noexcept { return size(positions_ * plan_.heads_per_kv_head); }
 
     /// Row r is head r mod group at position r / group, so that neighbours see nearly the same keys.
     void load_query() const noexcept {
-        for (std::int64_t g = 0; g < plan_.group; ++g) {
+        for (std::int64_t g = 0; g < plan_.heads_per_kv_head; ++g) {
             plan_.kernels.scale_rows(
-                {{sequence_.query.at(kv_head_ * plan_.group + g, first_position_), kernels::SourceType::f32,
+                {{sequence_.query.at(kv_head_ * plan_.heads_per_kv_head + g, first_position_), kernels::SourceType::f32,
                   sequence_.query.row_stride, sequence_.query.column_stride, size(positions_), plan_.layout.head_dim},
                  plan_.problem.factor,
                  scratch_.query + size(g) * plan_.layout.head_dim,
-                 size(plan_.group) * plan_.layout.head_dim});
+                 size(plan_.heads_per_kv_head) * plan_.layout.head_dim});
         }
     }
 
@@ -177,8 +178,8 @@ class RowBlock {
 
     /// States of all rows over one span, folded into `into`.
     void fold_span(std::int64_t span, const SpanBlocks& blocks, const kernels::States& into) const noexcept {
-        for (std::int64_t row = 0; row < positions_ * plan_.group; row += kRowTile) {
-            const std::int64_t count = std::min(kRowTile, positions_ * plan_.group - row);
+        for (std::int64_t row = 0; row < positions_ * plan_.heads_per_kv_head; row += kRowTile) {
+            const std::int64_t count = std::min(kRowTile, positions_ * plan_.heads_per_kv_head - row);
             if (!span_state(span, blocks, row, count, scratch_.tile)) continue;
             plan_.kernels.merge({rows_from(into, size(row)), scratch_.tile, size(count), plan_.layout.pitch()});
         }
@@ -186,8 +187,8 @@ class RowBlock {
 
     /// States of all rows over one span, stored. Rows that see nothing get the empty state.
     void store_span(std::int64_t span, const SpanBlocks& blocks, const kernels::States& out) const noexcept {
-        for (std::int64_t row = 0; row < positions_ * plan_.group; row += kRowTile) {
-            const std::int64_t count = std::min(kRowTile, positions_ * plan_.group - row);
+        for (std::int64_t row = 0; row < positions_ * plan_.heads_per_kv_head; row += kRowTile) {
+            const std::int64_t count = std::min(kRowTile, positions_ * plan_.heads_per_kv_head - row);
             const kernels::States rows = rows_from(out, size(row));
             if (!span_state(span, blocks, row, count, rows)) make_empty(rows, size(count));
         }
@@ -197,9 +198,9 @@ class RowBlock {
     void finish(const kernels::States& states) const noexcept {
         const std::size_t columns = plan_.layout.value_dim;
         const std::int64_t stride = sequence_.output.column_stride;
-        for (std::int64_t row = 0; row < positions_ * plan_.group; ++row) {
-            const std::int64_t head = kv_head_ * plan_.group + row % plan_.group;
-            const std::int64_t position = first_position_ + row / plan_.group;
+        for (std::int64_t row = 0; row < positions_ * plan_.heads_per_kv_head; ++row) {
+            const std::int64_t head = kv_head_ * plan_.heads_per_kv_head + row % plan_.heads_per_kv_head;
+            const std::int64_t position = first_position_ + row / plan_.heads_per_kv_head;
             const kernels::States state = rows_from(states, size(row));
             float* out = sequence_.output.at(head, position);
             if (stride == 1) {
@@ -290,7 +291,7 @@ class RowBlock {
         std::int64_t first = kSpan;
         std::int64_t last = 0;
         for (std::int64_t r = 0; r < count; ++r) {
-            const Range keys = keys_of_position((row + r) / plan_.group);
+            const Range keys = keys_of_position((row + r) / plan_.heads_per_kv_head);
             const std::int64_t begin = std::max(keys.begin - span * kSpan, std::int64_t{0});
             const std::int64_t end = std::min(keys.end - span * kSpan, kSpan);
             if (begin < end) {
@@ -348,14 +349,16 @@ class RowBlock {
 /// One row block through all its spans.
 void walk(const Plan& plan, Scratch& scratch, std::int64_t item, std::int64_t index) noexcept {
     const RowBlock block(plan, scratch, item, index);
-    if (!block.exists()) return;
     block.load_query();
     make_empty(scratch.total, block.rows());
     const Range spans = block.spans();
     for (std::int64_t span = spans.begin; span < spans.end;) {
         const std::int64_t group_end = std::min((span / kGroup + 1) * kGroup, spans.end);
         make_empty(scratch.group, block.rows());
-        for (; span < group_end; ++span) block.fold_span(span, block.blocks_of(span), scratch.group);
+        for (; span < group_end; ++span) {
+            if (plan.problem.stop.stop_requested()) return;
+            block.fold_span(span, block.blocks_of(span), scratch.group);
+        }
         plan.kernels.merge({scratch.total, scratch.group, block.rows(), plan.layout.pitch()});
     }
     block.finish(scratch.total);
@@ -366,7 +369,7 @@ bool run_walk(Context::Impl& context, Workspace& workspace, const Plan& plan) {
     const Scratch counted(plan, counter);
     static_cast<void>(counted);
     const std::size_t bytes = counter.used();
-    std::byte* memory = workspace.workers.ensure(bytes * context.executor->concurrency());
+    std::byte* memory = workspace.workers.ensure(bytes * context.executor->worker_slots());
     const std::int64_t items = plan.items();
     parallel_for(*context.executor, size(items * plan.row_blocks), [&](std::size_t task, std::size_t worker) noexcept {
         if (plan.problem.stop.stop_requested()) return;
@@ -376,7 +379,8 @@ bool run_walk(Context::Impl& context, Workspace& workspace, const Plan& plan) {
         const std::int64_t item = static_cast<std::int64_t>(task) % items;
         const std::int64_t level = static_cast<std::int64_t>(task) / items;
         const Sequence& sequence = plan.problem.sequences[size(item / plan.problem.kv_heads)];
-        walk(plan, scratch, item, ceil_div(sequence.q_len, plan.block_positions) - 1 - level);
+        const std::int64_t index = ceil_div(sequence.q_len, plan.block_positions) - 1 - level;
+        if (index >= 0) walk(plan, scratch, item, index);  // shorter sequences have fewer row blocks
     });
     return !plan.problem.stop.stop_requested();
 }
@@ -410,7 +414,7 @@ bool run_split(Context::Impl& context, Workspace& workspace, const Plan& plan) {
 
     const auto concurrency = static_cast<std::int64_t>(context.executor->concurrency());
     const std::int64_t items = plan.items() * plan.row_blocks;
-    std::byte* workers = workspace.workers.ensure(worker_bytes * size(concurrency));
+    std::byte* workers = workspace.workers.ensure(worker_bytes * context.executor->worker_slots());
     std::byte* states = workspace.states.ensure(item_bytes * size(items));
     const auto item_at = [&](std::int64_t i) noexcept {
         Carver carver(states + size(i) * item_bytes);
@@ -485,12 +489,12 @@ bool run_attention(Context::Impl& context, Workspace& workspace, const Attention
     }
     if (longest == 0 || problem.heads == 0) return true;
 
-    const std::int64_t group = problem.heads / problem.kv_heads;
+    const std::int64_t heads_per_kv_head = problem.heads / problem.kv_heads;
     Plan plan{.problem = problem,
               .kernels = context.kernels,
               .layout = {size(problem.head_dim), size(problem.value_dim)},
-              .group = group,
-              .block_positions = std::clamp<std::int64_t>(kRowBlock / group, 1, longest),
+              .heads_per_kv_head = heads_per_kv_head,
+              .block_positions = std::clamp<std::int64_t>(kRowBlock / heads_per_kv_head, 1, longest),
               .row_blocks = 0,
               .packs = packs};
     // Smaller row blocks where there would not be two for every thread; then the spans are split.

@@ -42,7 +42,7 @@ struct AttentionProblem {
     std::int64_t kv_heads = 0;
     std::int64_t head_dim = 0;
     std::int64_t value_dim = 0;
-    float factor = 1.0F;  ///< scale * log2(e): what a query is multiplied by
+    float factor = 1.0F;  ///< what a query is multiplied by: scale * log2(e)
     std::span<const Sequence> sequences;
     std::stop_token stop;
 };

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <headlong/error.hpp>
 #include <new>
 
@@ -27,8 +26,9 @@ kernels::BlockLayout layout_of(const KvShape& shape) noexcept {
     return {static_cast<std::size_t>(shape.head_dim), static_cast<std::size_t>(shape.value_dim)};
 }
 
-void check_range(const char* name, std::int64_t value, std::int64_t most) {
-    if (value < 1 || value > most) throw InvalidArgument(fmt::format("{} is {}; allowed: 1 to {}", name, value, most));
+void check_range(const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
+    if (value < least || value > most)
+        throw InvalidArgument(fmt::format("{} is {}; allowed: {} to {}", name, value, least, most));
 }
 
 void ask_for_huge_pages(std::byte* memory, std::size_t bytes) noexcept {
@@ -61,9 +61,9 @@ const char* to_string(KvType type) noexcept {
 }
 
 void check_shape(const KvShape& shape) {
-    check_range("KvShape: kv_heads", shape.kv_heads, kMaxHeads);
-    check_range("KvShape: head_dim", shape.head_dim, kMaxDim);
-    check_range("KvShape: value_dim", shape.value_dim, kMaxDim);
+    check_range("KvShape: kv_heads", shape.kv_heads, 1, kMaxHeads);
+    check_range("KvShape: head_dim", shape.head_dim, 1, kMaxDim);
+    check_range("KvShape: value_dim", shape.value_dim, 0, kMaxDim);
     for (const auto& [name, type] :
          {std::pair{"key_type", shape.key_type}, std::pair{"value_type", shape.value_type}}) {
         if (type != KvType::f32) {
@@ -76,8 +76,12 @@ std::size_t block_bytes_of(const KvShape& shape) noexcept {
     return layout_of(shape).bytes() * static_cast<std::size_t>(shape.kv_heads);
 }
 
-BlockPool::Impl::Impl(const KvShape& shape, std::pmr::memory_resource& memory)
-    : shape_(shape), layout_(layout_of(shape)), block_bytes_(block_bytes_of(shape)), memory_(memory) {}
+BlockPool::Impl::Impl(const KvShape& shape, std::pmr::memory_resource* memory)
+    : shape_(shape),
+      layout_(layout_of(shape)),
+      block_bytes_(block_bytes_of(shape)),
+      memory_(memory != nullptr ? *memory : *std::pmr::new_delete_resource()),
+      own_memory_(memory == nullptr) {}
 
 BlockPool::Impl::~Impl() {
     for (const auto& slab : slabs_) memory_.deallocate(slab->memory, slab->bytes, slab->alignment);
@@ -113,7 +117,7 @@ void BlockPool::Impl::add_slab(std::size_t needed_blocks) {
             blocks = blocks > needed_blocks ? std::max<std::size_t>(needed_blocks, blocks / 2) : blocks / 2;
         }
     }
-    ask_for_huge_pages(slab->memory, slab->bytes);
+    if (own_memory_) ask_for_huge_pages(slab->memory, slab->bytes);
     slab->blocks = blocks;
     slab->head_bytes = layout_.bytes();
     slab->values_offset = layout_.values_offset() * sizeof(float);
@@ -132,12 +136,8 @@ void BlockPool::Impl::take(std::vector<Block>& blocks) {
             free_.pop_back();
         }
     }
-    // Dead lanes hold 0 from here on: they are multiplied by a weight of -0, and must stay finite.
     for (const Block& block : blocks) {
-        for (std::size_t head = 0; head < static_cast<std::size_t>(shape_.kv_heads); ++head) {
-            std::memset(block.keys(head), 0, layout_.bytes());
-            block.nonfinite(head) = 0;
-        }
+        for (std::size_t head = 0; head < static_cast<std::size_t>(shape_.kv_heads); ++head) block.nonfinite(head) = 0;
     }
 }
 
@@ -148,7 +148,7 @@ void BlockPool::Impl::give_back(const Block& block) noexcept {
 
 BlockPool::BlockPool(const KvShape& shape, std::pmr::memory_resource* memory) {
     check_shape(shape);
-    impl_ = std::make_unique<Impl>(shape, memory != nullptr ? *memory : *std::pmr::new_delete_resource());
+    impl_ = std::make_unique<Impl>(shape, memory);
 }
 
 BlockPool::~BlockPool() = default;

@@ -43,7 +43,7 @@ struct Block {
 
 class BlockPool::Impl {
   public:
-    Impl(const KvShape& shape, std::pmr::memory_resource& memory);
+    Impl(const KvShape& shape, std::pmr::memory_resource* memory);
     ~Impl();
     Impl(const Impl&) = delete;
     Impl& operator=(const Impl&) = delete;
@@ -54,7 +54,8 @@ class BlockPool::Impl {
     std::size_t used_bytes() const noexcept;
     std::size_t reserved_bytes() const noexcept;
 
-    /// Fills `blocks` with cleared blocks. Throws std::bad_alloc and takes nothing if there is no memory for all.
+    /// Fills `blocks` with blocks, whose memory holds anything: who appends clears the dead lanes that may be read.
+    /// Throws std::bad_alloc and takes nothing if there is no memory for all.
     void take(std::vector<Block>& blocks);
     void give_back(const Block& block) noexcept;
 
@@ -65,6 +66,7 @@ class BlockPool::Impl {
     const kernels::BlockLayout layout_;
     const std::size_t block_bytes_;
     std::pmr::memory_resource& memory_;
+    const bool own_memory_;  ///< nobody else manages these pages: huge ones may be asked for
     mutable std::mutex mutex_;
     std::vector<std::unique_ptr<Slab>> slabs_;
     std::vector<Block> free_;  ///< a stack; capacity for all blocks, so that giving back cannot fail

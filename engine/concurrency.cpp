@@ -1,9 +1,12 @@
 // How many processors this process may use. oneTBB 2021 knows the affinity mask but not the cgroup's quota: an arena
 // larger than the quota is throttled for most of every period.
+#include "engine/concurrency.hpp"
+
 #include <sched.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <headlong/context.hpp>
 #include <limits>
@@ -35,10 +38,11 @@ double quota_v1(const std::string& folder) {
     return quota / period;
 }
 
-/// The least quota of the process's own cgroup and its ancestors (a container sees its own at the root).
-double cgroup_cpus() {
-    double cpus = std::min(quota_v2("/sys/fs/cgroup"), quota_v1("/sys/fs/cgroup/cpu"));
-    std::ifstream file("/proc/self/cgroup");
+}  // namespace
+
+double cgroup_cpus(const std::string& root, const std::string& membership) {
+    double cpus = std::min(quota_v2(root), quota_v1(root + "/cpu"));  // a container sees its own cgroup at the root
+    std::ifstream file(membership);
     for (std::string line; std::getline(file, line);) {  // "0::/path" or "4:cpu,cpuacct:/path"
         const std::size_t first = line.find(':');
         const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
@@ -48,7 +52,7 @@ double cgroup_cpus() {
         const bool v1 = ("," + controllers + ",").find(",cpu,") != std::string::npos;
         if (!v1 && !v2) continue;
         for (std::string path = line.substr(second + 1); path.size() > 1;) {
-            cpus = std::min(cpus, v2 ? quota_v2("/sys/fs/cgroup" + path) : quota_v1("/sys/fs/cgroup/cpu" + path));
+            cpus = std::min(cpus, v2 ? quota_v2(root + path) : quota_v1(root + "/cpu" + path));
             const std::size_t slash = path.rfind('/');
             if (slash == std::string::npos) break;
             path.resize(slash);
@@ -57,8 +61,6 @@ double cgroup_cpus() {
     return cpus;
 }
 
-}  // namespace
-
 std::size_t default_concurrency() {
     std::size_t cpus = std::max(1U, std::thread::hardware_concurrency());
 #if defined(__linux__)
@@ -66,7 +68,7 @@ std::size_t default_concurrency() {
     if (sched_getaffinity(0, sizeof set, &set) == 0) {
         cpus = std::min(cpus, static_cast<std::size_t>(std::max(1, CPU_COUNT(&set))));
     }
-    const double quota = cgroup_cpus();
+    const double quota = cgroup_cpus("/sys/fs/cgroup", "/proc/self/cgroup");
     if (quota < static_cast<double>(cpus)) cpus = static_cast<std::size_t>(std::max(1.0, std::ceil(quota)));
 #endif
     return cpus;

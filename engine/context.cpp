@@ -25,6 +25,10 @@ Isa choose_isa(const ContextOptions& options) {
         throw Unsupported(
             fmt::format("instruction set {}: not available here; available: {}", to_string(*options.isa), names));
     }
+    if (options.isa_cap && !is_of_this_architecture(*options.isa_cap)) {
+        throw InvalidArgument(fmt::format("ContextOptions: isa_cap is {}, an instruction set of another architecture",
+                                          to_string(*options.isa_cap)));
+    }
     Isa best = available.front();
     for (const Isa isa : available) {
         if (!options.isa_cap || isa <= *options.isa_cap) best = isa;

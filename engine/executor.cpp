@@ -1,4 +1,7 @@
 // The executors that come with the library. The only file of the engine that includes oneTBB.
+#include <tbb/global_control.h>
+
+#include <algorithm>
 #include <headlong/context.hpp>
 #include <headlong/tbb.hpp>
 #include <memory>
@@ -17,11 +20,18 @@ class SerialExecutor final : public Executor {
 /// Owns the arena that it lends to a TbbArenaExecutor.
 class OwnArenaExecutor final : public Executor {
   public:
-    explicit OwnArenaExecutor(std::size_t threads) : arena_(static_cast<int>(threads)), lent_(arena_) {}
+    explicit OwnArenaExecutor(std::size_t threads) : arena_(allowed(threads)), lent_(arena_) {}
     std::size_t concurrency() const noexcept override { return lent_.concurrency(); }
+    std::size_t worker_slots() const noexcept override { return lent_.worker_slots(); }
     void run(std::size_t tasks, Body body, void* state) override { lent_.run(tasks, body, state); }
 
   private:
+    /// oneTBB prints a warning when an arena asks for more threads than it will ever get.
+    static int allowed(std::size_t threads) {
+        const std::size_t most = tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism);
+        return static_cast<int>(std::clamp<std::size_t>(threads, 1, std::min<std::size_t>(most, 1U << 20U)));
+    }
+
     tbb::task_arena arena_;
     TbbArenaExecutor lent_;
 };

@@ -140,6 +140,13 @@ const kernels::KernelTable& table_of(Isa isa) {
     return *table;
 }
 
+bool is_of_this_architecture(Isa isa) noexcept {
+    for (const IsaName& entry : kNames) {
+        if (entry.isa == isa) return entry.of_this_architecture;
+    }
+    return false;
+}
+
 bool is_built(Isa isa) noexcept { return find_table(isa) != nullptr; }
 
 bool is_supported(Isa isa) noexcept { return can_run(isa); }

@@ -130,7 +130,17 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
     const std::size_t first_block = static_cast<std::size_t>(begin / kBlock);
     const std::size_t blocks = blocks_for(end) - first_block;
     const kernels::KernelTable& kernels = context.impl().kernels;
-    const std::size_t pitch = pool->impl().layout().pitch();
+    const kernels::BlockLayout layout = pool->impl().layout();
+    const std::size_t pitch = layout.pitch();
+    const auto clear_lanes = [&layout, pitch](const Block& block, std::size_t head, std::size_t panel_token,
+                                              std::size_t used) {
+        float* panel = block.keys(head) + panel_token * layout.head_dim;
+        for (std::size_t d = 0; d < layout.head_dim; ++d) {
+            std::fill(panel + d * kernels::kPanelTokens + used, panel + (d + 1) * kernels::kPanelTokens, 0.0F);
+        }
+        float* rows = block.values(head) + panel_token * pitch;
+        std::fill(rows + used * pitch, rows + kernels::kPanelTokens * pitch, 0.0F);
+    };
     const auto pack = [&](std::size_t task, std::size_t) noexcept {
         const std::size_t head = task % heads;
         const std::size_t block_index = first_block + task / heads;
@@ -141,6 +151,10 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
         const Block& block = layer.blocks[block_index];
         kernels.pack_panels(
             {rows_of(keys, static_cast<std::int64_t>(head), from - begin, count), block.keys(head), lane});
+        // Reads go by whole panels: of a panel begun here, the lanes behind the last token are cleared. Their weight
+        // is -0, and they must be finite. (Lanes that a shortened layer left behind are finite, or marked.)
+        const std::size_t begun = (lane + count) / kernels::kPanelTokens * kernels::kPanelTokens;
+        if (lane <= begun && begun < lane + count) clear_lanes(block, head, begun, lane + count - begun);
         if (kernels.pack_rows({rows_of(values, static_cast<std::int64_t>(head), from - begin, count),
                                block.values(head) + lane * pitch, pitch})) {
             block.nonfinite(head) = 1;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <new>
 #include <utility>
 
 #include "engine/kv_cache_impl.hpp"
@@ -34,7 +35,8 @@ Shape shape_of(const MultiHeadAttentionOptions& options, const MultiHeadAttentio
         throw InvalidArgument(fmt::format("MultiHeadAttentionOptions: kv_heads is {}; it must divide the {} heads",
                                           kv_heads, options.heads));
     }
-    const auto [d_model, width] = weights.query.extents;
+    const std::int64_t d_model = weights.query.extents[0];
+    const std::int64_t width = weights.query.extents[1];
     if (d_model < 1 || width < 1 || width % options.heads != 0) {
         throw InvalidArgument(
             fmt::format("query weight: [{}, {}]; it must be [d_model, heads * head_dim] with {} heads", d_model, width,
@@ -58,6 +60,13 @@ Shape shape_of(const MultiHeadAttentionOptions& options, const MultiHeadAttentio
     check_bias("value bias", weights.value_bias, kv_width);
     check_bias("output bias", weights.output_bias, d_model);
     return shape;
+}
+
+/// Whether [batch, length] are rows one stride apart with dense columns, as the linear kernel wants them.
+bool is_dense(const Extents<3>& extents, const Extents<3>& strides) {
+    const std::int64_t row_stride = extents[1] > 1 ? strides[1] : strides[0];
+    const bool batch_follows = extents[0] <= 1 || extents[1] <= 1 || strides[0] == extents[1] * strides[1];
+    return (strides[2] == 1 || extents[2] <= 1) && row_stride >= 0 && batch_follows;
 }
 
 /// Activations of one call, in the workspace: rows of query, key, value and concatenated heads, and dense copies of
@@ -85,56 +94,66 @@ class MultiHeadAttention::Impl {
 
     const Shape& shape() const noexcept { return shape_; }
 
-    Activations reserve(Workspace& workspace, std::int64_t rows) const {
+    /// Room for the activations of rows [batch, length]; x and y need some only where a kernel cannot use the caller's.
+    Activations reserve(Workspace& workspace, const InputTensor<3>& x, const OutputTensor<3>& y) const {
         const std::int64_t width = shape_.heads * shape_.head_dim;
         const std::int64_t kv_width = shape_.kv_heads * shape_.head_dim;
-        const std::int64_t row_floats = 2 * width + 2 * kv_width + 2 * shape_.d_model;
+        const std::int64_t x_width = is_dense(x.extents, x.strides) ? 0 : shape_.d_model;
+        const std::int64_t y_width = is_dense(y.extents, y.strides) ? 0 : shape_.d_model;
+        std::int64_t rows = 0;
         std::int64_t total = 0;
-        if (__builtin_mul_overflow(row_floats, rows, &total) || total > (std::int64_t{1} << 60)) throw std::bad_alloc();
-        float* p = workspace.rows.ensure_floats(static_cast<std::size_t>(total));
-        return {p,
-                p + rows * width,
-                p + rows * (width + kv_width),
-                p + rows * (width + 2 * kv_width),
-                p + rows * (2 * width + 2 * kv_width),
-                p + rows * (2 * width + 2 * kv_width + shape_.d_model)};
-    }
-
-    /// Query, key and value rows of one sequence.
-    void project(Context::Impl& context, const Activations& a, std::int64_t first_row, const InputTensor<2>& x) const {
-        const std::int64_t rows = x.extents[0];
-        const float* data = floats(x.data);
-        std::int64_t stride = x.strides[0];
-        if (x.strides[1] != 1 || stride < 0) {  // the kernel reads dense rows forwards
-            const FloatEnvironment environment;
-            context.kernels.scale_rows({{x.data, kernels::SourceType::f32, x.strides[0], x.strides[1],
-                                         static_cast<std::size_t>(rows), static_cast<std::size_t>(shape_.d_model)},
-                                        1.0F,
-                                        a.x,
-                                        static_cast<std::size_t>(shape_.d_model)});
-            data = a.x;
-            stride = shape_.d_model;
+        if (__builtin_mul_overflow(x.extents[0], x.extents[1], &rows) ||
+            __builtin_mul_overflow(2 * width + 2 * kv_width + x_width + y_width, rows, &total) ||
+            total > (std::int64_t{1} << 60)) {
+            throw std::bad_alloc();
         }
-        const std::int64_t width = query_.outputs();
-        const std::int64_t kv_width = key_.outputs();
-        query_.apply(context, data, stride, rows, a.query + first_row * width, width);
-        key_.apply(context, data, stride, rows, a.key + first_row * kv_width, kv_width);
-        value_.apply(context, data, stride, rows, a.value + first_row * kv_width, kv_width);
+        float* p = workspace.rows.ensure_floats(static_cast<std::size_t>(total));
+        const auto next = [&](std::int64_t columns) { return std::exchange(p, p + columns * rows); };
+        return {next(width), next(kv_width), next(kv_width), next(width), next(x_width), next(y_width)};
     }
 
-    /// y of one sequence from its concatenated heads.
-    void project_output(Context::Impl& context, const Activations& a, std::int64_t first_row,
-                        const OutputTensor<2>& y) const {
-        const std::int64_t rows = y.extents[0];
-        const float* heads = a.heads + first_row * query_.outputs();
-        if (y.strides[1] == 1 && y.strides[0] >= 0) {
-            output_.apply(context, heads, query_.outputs(), rows, floats(y.data), y.strides[0]);
+    /// Query, key and value rows of all sequences: one pass over the weights, whatever the batch.
+    void project(Context::Impl& context, const Activations& a, const InputTensor<3>& x) const {
+        const std::int64_t batch = x.extents[0];
+        const std::int64_t length = x.extents[1];
+        const std::int64_t d_model = x.extents[2];
+        const std::int64_t rows = batch * length;
+        const float* data = floats(x.data);
+        std::int64_t stride = length > 1 ? x.strides[1] : x.strides[0];
+        if (!is_dense(x.extents, x.strides)) {
+            const FloatEnvironment environment;
+            for (std::int64_t b = 0; b < batch; ++b) {
+                context.kernels.scale_rows(
+                    {{data + b * x.strides[0], kernels::SourceType::f32, x.strides[1], x.strides[2],
+                      static_cast<std::size_t>(length), static_cast<std::size_t>(d_model)},
+                     1.0F,
+                     a.x + b * length * d_model,
+                     static_cast<std::size_t>(d_model)});
+            }
+            data = a.x;
+            stride = d_model;
+        }
+        query_.apply(context, data, stride, rows, a.query, query_.outputs());
+        key_.apply(context, data, stride, rows, a.key, key_.outputs());
+        value_.apply(context, data, stride, rows, a.value, value_.outputs());
+    }
+
+    /// y of all sequences from their concatenated heads.
+    void project_output(Context::Impl& context, const Activations& a, const OutputTensor<3>& y) const {
+        const std::int64_t batch = y.extents[0];
+        const std::int64_t length = y.extents[1];
+        const std::int64_t d_model = y.extents[2];
+        if (is_dense(y.extents, y.strides)) {
+            output_.apply(context, a.heads, query_.outputs(), batch * length, floats(y.data),
+                          length > 1 ? y.strides[1] : y.strides[0]);
             return;
         }
-        output_.apply(context, heads, query_.outputs(), rows, a.y, shape_.d_model);
-        for (std::int64_t r = 0; r < rows; ++r) {
-            for (std::int64_t c = 0; c < shape_.d_model; ++c) {
-                floats(y.data)[r * y.strides[0] + c * y.strides[1]] = a.y[r * shape_.d_model + c];
+        output_.apply(context, a.heads, query_.outputs(), batch * length, a.y, d_model);
+        const float* row = a.y;
+        for (std::int64_t b = 0; b < batch; ++b) {
+            for (std::int64_t i = 0; i < length; ++i, row += d_model) {
+                float* out = floats(y.data) + b * y.strides[0] + i * y.strides[1];
+                for (std::int64_t c = 0; c < d_model; ++c) out[c * y.strides[2]] = row[c];
             }
         }
     }
@@ -174,18 +193,15 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<3>& x, cons
                                  const AttentionOptions& options) const {
     check_input("x", x);
     check_output("y", y);
-    const auto [batch, length, d_model] = x.extents;
-    check_extent("x", 2, d_model, this->d_model(), "d_model");
+    const std::int64_t batch = x.extents[0];
+    const std::int64_t length = x.extents[1];
+    check_extent("x", 2, x.extents[2], d_model(), "d_model");
     for (std::size_t i = 0; i < 3; ++i) check_extent("y", i, y.extents[i], x.extents[i], "as in x");
 
     with_memory_errors("MultiHeadAttention::forward", [&] {
         auto workspace = context.impl().workspaces.lend();
-        const Activations a = impl_->reserve(*workspace, batch * length);
-        for (std::int64_t b = 0; b < batch; ++b) {
-            impl_->project(
-                context.impl(), a, b * length,
-                {floats(x.data) + b * x.strides[0], x.dtype, {length, d_model}, {x.strides[1], x.strides[2]}});
-        }
+        const Activations a = impl_->reserve(*workspace, x, y);
+        impl_->project(context.impl(), a, x);
         const auto extents = [&](std::int64_t head_count) { return Extents<4>{batch, head_count, length, head_dim()}; };
         const auto strides = [&](std::int64_t head_count) {
             const std::int64_t width = head_count * head_dim();
@@ -196,11 +212,7 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<3>& x, cons
         };
         attend(context, input(a.query, heads()), input(a.key, kv_heads()), input(a.value, kv_heads()), options,
                OutputTensor<4>{a.heads, DType::f32, extents(heads()), strides(heads())});
-        for (std::int64_t b = 0; b < batch; ++b) {
-            impl_->project_output(
-                context.impl(), a, b * length,
-                {floats(y.data) + b * y.strides[0], y.dtype, {length, d_model}, {y.strides[1], y.strides[2]}});
-        }
+        impl_->project_output(context.impl(), a, y);
     });
 }
 
@@ -208,30 +220,32 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<2>& x, KvCa
                                  const OutputTensor<2>& y, const AttentionOptions& options) const {
     check_input("x", x);
     check_output("y", y);
-    const auto [length, d_model] = x.extents;
-    check_extent("x", 1, d_model, this->d_model(), "d_model");
+    const std::int64_t length = x.extents[0];
+    check_extent("x", 1, x.extents[1], d_model(), "d_model");
     for (std::size_t i = 0; i < 2; ++i) check_extent("y", i, y.extents[i], x.extents[i], "as in x");
     const std::int64_t held = cache.length(layer);
 
     with_memory_errors("MultiHeadAttention::forward", [&] {
         auto workspace = context.impl().workspaces.lend();
-        const Activations a = impl_->reserve(*workspace, length);
-        impl_->project(context.impl(), a, 0, x);
-        cache.append(context, layer, impl_->split<InputTensor<3>>(static_cast<const void*>(a.key), kv_heads(), length),
-                     impl_->split<InputTensor<3>>(static_cast<const void*>(a.value), kv_heads(), length));
-        const CachedQuery query{
-            .query = impl_->split<InputTensor<3>>(static_cast<const void*>(a.query), heads(), length),
-            .cache = &cache,
-            .layer = layer,
-            .output = impl_->split<OutputTensor<3>>(static_cast<void*>(a.heads), heads(), length),
-            .lse = {}};
+        const InputTensor<3> one_x{x.data, x.dtype, {1, length, d_model()}, {0, x.strides[0], x.strides[1]}};
+        const OutputTensor<3> one_y{y.data, y.dtype, {1, length, d_model()}, {0, y.strides[0], y.strides[1]}};
+        const Activations a = impl_->reserve(*workspace, one_x, one_y);
+        impl_->project(context.impl(), a, one_x);
         try {
+            cache.append(context, layer,
+                         impl_->split<InputTensor<3>>(static_cast<const void*>(a.key), kv_heads(), length),
+                         impl_->split<InputTensor<3>>(static_cast<const void*>(a.value), kv_heads(), length));
+            const CachedQuery query{
+                .query = impl_->split<InputTensor<3>>(static_cast<const void*>(a.query), heads(), length),
+                .cache = &cache,
+                .layer = layer,
+                .output = impl_->split<OutputTensor<3>>(static_cast<void*>(a.heads), heads(), length)};
             attend(context, std::span(&query, 1), options);
+            impl_->project_output(context.impl(), a, one_y);
         } catch (...) {
             cache.impl().shorten(layer, held);
             throw;
         }
-        impl_->project_output(context.impl(), a, 0, y);
     });
 }
 

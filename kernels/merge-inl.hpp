@@ -35,7 +35,7 @@ inline void finish(const kernels::Finish& a) noexcept {
         for (std::size_t c = 0; c < a.columns; c += kLanes) {
             const std::size_t n = a.columns - c < kLanes ? a.columns - c : kLanes;
             F32 y = broadcast(0.0F);
-            if (!empty) y = canonical_nan(load(output + c) / divisor + broadcast(0.0F));
+            if (!empty) y = canonical_nan(divide(load(output + c), divisor) + broadcast(0.0F));
             store_n(out + c, y, n);
         }
     }

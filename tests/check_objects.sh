@@ -12,6 +12,8 @@ shift 2
 # Disassembly has a tab before the mnemonic. VEX mnemonics begin with v, as else only verr and verw do.
 x86_vex='\tv(?!er[rw] )|%[yz]mm'
 x86_evex='%zmm|%[xy]mm(1[6-9]|2[0-9]|3[01])|%k[0-7]'
+# VNNI, BF16, FP16, IFMA, VBMI, BITALG, VP2INTERSECT: not in F, CD, BW, DQ, VL. (vcvtps2ph is F16C's.)
+x86_beyond_avx512='\tv(pdp|dpbf16|cvtne|p2intersect|pmadd52|pmultishift|popcnt|perm[it2]*b |pcompress[bw]|pexpand[bw]|psh[lr]d|(?!cvtps2)[a-z0-9]+(ph|sh)\b)'
 x86_scalar='\t(andn|bextr|blsi|blsr|blsmsk|bzhi|mulx|pdep|pext|rorx|sarx|shlx|shrx|lzcnt|popcnt|movbe|adcx|adox)[lqw]? '
 arm='\t(sdot|udot|usdot|sudot|smmla|ummla|usmmla|bfdot|bfmmla|bfmlal[bt]|bfcvtn?2?|fmlal2?|fmlsl2?)\t|[ ,{\t]z[0-9]+\.[bhsd]'
 
@@ -21,7 +23,7 @@ forbidden() {
         generic)
             if [[ $2 == *"file format elf64-x86-64"* ]]; then echo "$x86_vex|$x86_scalar"; else echo "$arm"; fi ;;
         avx2) echo "$x86_evex|$x86_scalar" ;;
-        avx512) echo "$x86_scalar" ;;
+        avx512) echo "$x86_scalar|$x86_beyond_avx512" ;;
         neon) echo "$arm" ;;
         *) echo "check_objects.sh: no rule for the instruction set $1" >&2; exit 2 ;;
     esac

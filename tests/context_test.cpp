@@ -3,8 +3,15 @@
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <future>
 #include <limits>
 #include <new>
 #include <stop_token>
@@ -15,9 +22,11 @@
 #include <headlong/headlong.hpp>
 #include <headlong/tbb.hpp>
 
+#include "engine/concurrency.hpp"
 #include "tests/support/compare.hpp"
 #include "tests/support/counting_resource.hpp"
 #include "tests/support/isas.hpp"
+#include "tests/support/operator_new.hpp"
 #include "tests/support/random.hpp"
 
 namespace headlong::test {
@@ -132,6 +141,14 @@ TEST(ContextTest, OptionsChooseTheInstructionSet) {
     options.isa = Isa::neondot;  // no kernels for it yet, on any machine
     EXPECT_TRUE(says(refusal([&] { Context context(options); }, ErrorCode::unsupported), "neondot"));
     EXPECT_FALSE(parse_isa("sse9").has_value());
+#if defined(__aarch64__)
+    constexpr Isa kForeign = Isa::avx2;
+#else
+    constexpr Isa kForeign = Isa::neon;
+#endif
+    options = {};
+    options.isa_cap = kForeign;
+    EXPECT_TRUE(says(refusal([&] { Context context(options); }, ErrorCode::invalid_argument), "another architecture"));
 }
 
 TEST(ContextTest, ExecutorsRunEveryTaskOnceOnDistinctWorkers) {
@@ -144,7 +161,7 @@ TEST(ContextTest, ExecutorsRunEveryTaskOnceOnDistinctWorkers) {
             std::vector<std::atomic<int>> busy;
             std::atomic<int> clashes{0};
             explicit State(std::size_t workers) : busy(workers) {}
-        } state(executor->concurrency());
+        } state(executor->worker_slots());
         executor->run(
             1000,
             [](void* p, std::size_t task, std::size_t worker) noexcept {
@@ -157,14 +174,58 @@ TEST(ContextTest, ExecutorsRunEveryTaskOnceOnDistinctWorkers) {
         EXPECT_EQ(state.clashes.load(), 0);
         for (const auto& runs : state.runs) ASSERT_EQ(runs.load(), 1);
     }
+    // a task that was enqueued into an arena of one runs in its second slot
+    tbb::task_arena one(1);
+    ContextOptions options;
+    options.executor = borrow_arena(one);
+    Context one_slot(options);
+    Tensors alone(4, 2, 64, 600, 16);
+    alone.run(one_slot);
+    Tensors enqueued(4, 2, 64, 600, 16);
+    std::promise<void> done;
+    one.enqueue([&] {
+        enqueued.run(one_slot);
+        done.set_value();
+    });
+    done.get_future().wait();
+    EXPECT_TRUE(same_bits(alone.out.data(), enqueued.out.data(), 4 * 64 * 16));
     EXPECT_GE(default_concurrency(), 1U);
     ContextOptions both;
     both.threads = 2;
     both.executor = make_serial_executor();
-    refusal([&] { Context context(both); }, ErrorCode::invalid_argument);
+    refusal([&] { Context refused(both); }, ErrorCode::invalid_argument);
     both.executor = nullptr;
     both.threads = std::numeric_limits<std::size_t>::max();
-    refusal([&] { Context context(both); }, ErrorCode::invalid_argument);
+    refusal([&] { Context refused(both); }, ErrorCode::invalid_argument);
+}
+
+TEST(ContextTest, CgroupQuotasAreRead) {
+    namespace fs = std::filesystem;
+    const fs::path root = fs::temp_directory_path() / ("headlong-cgroup-" + std::to_string(::getpid()));
+    const auto write = [&](const fs::path& file, const std::string& text) {
+        fs::create_directories((root / file).parent_path());
+        std::ofstream(root / file) << text;
+    };
+    const auto cpus = [&] { return cgroup_cpus(root.string(), (root / "membership").string()); };
+    EXPECT_EQ(cpus(), std::numeric_limits<double>::infinity()) << "no cgroups at all";
+    write("membership", "0::/a/b\n");
+    write("cpu.max", "max 100000\n");
+    write("a/b/cpu.max", "max 100000\n");
+    EXPECT_EQ(cpus(), std::numeric_limits<double>::infinity());
+    write("a/b/cpu.max", "250000 100000\n");
+    EXPECT_EQ(cpus(), 2.5);
+    write("a/cpu.max", "50000 100000\n");
+    EXPECT_EQ(cpus(), 0.5) << "an ancestor's";
+    write("a/cpu.max", "nonsense\n");
+    EXPECT_EQ(cpus(), 2.5);
+    fs::remove_all(root);
+    write("membership", "3:memory:/c\n2:cpu,cpuacct:/c\n");
+    write("cpu/c/cpu.cfs_quota_us", "-1\n");
+    write("cpu/c/cpu.cfs_period_us", "100000\n");
+    EXPECT_EQ(cpus(), std::numeric_limits<double>::infinity());
+    write("cpu/c/cpu.cfs_quota_us", "300000\n");
+    EXPECT_EQ(cpus(), 3.0);
+    fs::remove_all(root);
 }
 
 // Scratch does not grow with the length, with a cache or without; nothing is allocated by a second call of a shape.
@@ -182,8 +243,11 @@ TEST(ContextTest, ScratchIsTheSameForAnyLength) {
                 const std::size_t allocations = memory.counts().allocations;
                 plain_bytes.push_back(memory.counts().peak_bytes);
                 EXPECT_EQ(context->scratch_bytes(), memory.counts().live_bytes);
+                const std::size_t news = operator_new_calls();
                 t.run(*context);
-                EXPECT_EQ(memory.counts().allocations, allocations) << "a second call allocates nothing";
+                const std::size_t news_after = operator_new_calls();
+                EXPECT_EQ(news_after, news) << "a second call allocates nothing";
+                EXPECT_EQ(memory.counts().allocations, allocations);
 
                 CountingResource cache_memory;  // of the context that attends, not of the cache
                 const auto cache_context = make_context(available_isas().back(), threads, &cache_memory);
@@ -200,7 +264,9 @@ TEST(ContextTest, ScratchIsTheSameForAnyLength) {
                 attend(*cache_context, std::span(&query, 1));
                 const std::size_t first = cache_memory.counts().allocations;
                 cache_bytes.push_back(cache_memory.counts().peak_bytes);
+                const std::size_t first_news = operator_new_calls();
                 attend(*cache_context, std::span(&query, 1));
+                EXPECT_EQ(operator_new_calls(), first_news);
                 EXPECT_EQ(cache_memory.counts().allocations, first);
             }
             EXPECT_EQ(plain_bytes[0], plain_bytes[1]) << threads << " threads, " << q_len << " queries";
@@ -359,6 +425,7 @@ TEST(ContextTest, BadCallsAreNamedAndRefused) {
             "query: elements of type bf16");
     refused([](Tensors&, auto& o) { o.scale = std::numeric_limits<float>::quiet_NaN(); }, invalid, "scale is nan");
     refused([](Tensors&, auto& o) { o.scale = std::numeric_limits<float>::infinity(); }, invalid, "scale is inf");
+    refused([](Tensors&, auto& o) { o.scale = 3e38F; }, invalid, "scale is 3e+38");
     refused([](Tensors&, auto& o) { o.alignment = static_cast<Alignment>(9); }, invalid, "alignment is 9");
 
     const float slopes[4] = {};
@@ -371,6 +438,26 @@ TEST(ContextTest, BadCallsAreNamedAndRefused) {
     refused([](Tensors&, auto& o) { o.mask.emplace(); }, unbuilt, "mask");
     refused([&](Tensors&, auto& o) { o.sink_logits = slopes; }, unbuilt, "sink_logits");
     refused([&](Tensors&, auto& o) { o.kv_lengths = lengths; }, unbuilt, "kv_lengths");
+
+    // sizes that would leave 64 bits, in tensors that are empty all the same
+    refused(
+        [](Tensors& t, auto&) {
+            for (auto* view : {&t.query, &t.key, &t.value}) view->extents = {92233720368547759, 1, 0, 1};
+            t.output.extents = {92233720368547759, 1, 0, 1};
+        },
+        invalid, "query: batch is 92233720368547759");
+    refused(
+        [](Tensors& t, auto&) {
+            t.query.extents = t.output.extents = {1, 4, 0, std::int64_t{1} << 40};
+            t.key.extents = t.value.extents = {1, 2, 0, std::int64_t{1} << 40};
+        },
+        invalid, "head_dim is 1099511627776");
+    Tensors empty(4, 2, 3, 5, 8);
+    empty.query.extents[2] = empty.output.extents[2] = 0;
+    for (auto* view : {&empty.query, &empty.key, &empty.value}) view->extents[0] = std::int64_t{1} << 32;
+    empty.output.extents[0] = std::int64_t{1} << 32;
+    for (auto* view : {&empty.query, &empty.key, &empty.value}) view->strides[0] = 0;
+    empty.run(context);  // nothing to do, whatever the batch
 
     CachedQuery none;
     EXPECT_TRUE(says(refusal([&] { attend(context, std::span(&none, 1)); }, invalid), "cache is null"));

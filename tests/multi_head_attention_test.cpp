@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
+#include <new>
 #include <stop_token>
 #include <vector>
 
@@ -228,6 +230,49 @@ TEST(MultiHeadAttentionTest, AFailedStepLeavesTheCache) {
     EXPECT_THROW(layer.forward(context, InputTensor<2>::dense(x.data(), {1, 16}), cache, 1,
                                OutputTensor<2>::dense(y.data(), {1, 16})),
                  InvalidArgument);
+}
+
+/// Runs tasks, but refuses the n-th loop.
+class FailingExecutor final : public Executor {
+  public:
+    explicit FailingExecutor(int loops) : loops_(loops) {}
+    std::size_t concurrency() const noexcept override { return 2; }
+    void run(std::size_t tasks, Body body, void* state) override {
+        if (loops_-- == 0) throw std::bad_alloc();
+        for (std::size_t task = 0; task < tasks; ++task) body(state, task, 0);
+    }
+
+  private:
+    int loops_;
+};
+
+TEST(MultiHeadAttentionTest, AStepThatFailsAnywhereLeavesTheCache) {
+    Random random(36);
+    const LayerData data(64, 4, 2, 16, false, random);
+    Context good;
+    const MultiHeadAttention layer = data.layer(good);
+    const std::vector<float> x(40 * 64, 0.5F);
+    std::vector<float> y(40 * 64);
+    int failures = 0;
+    for (int loops = 0;; ++loops) {
+        ASSERT_LT(loops, 20);
+        ContextOptions options;
+        options.executor = std::make_shared<FailingExecutor>(loops);
+        Context context(options);
+        KvCacheOptions cache_options;
+        cache_options.shape = {.kv_heads = 2, .head_dim = 16, .value_dim = 16};
+        KvCache cache(cache_options);
+        try {
+            layer.forward(context, InputTensor<2>::dense(x.data(), {40, 64}), cache, 0,
+                          OutputTensor<2>::dense(y.data(), {40, 64}));
+            EXPECT_EQ(cache.length(), 40);
+            break;
+        } catch (const OutOfMemory&) {
+            ++failures;
+            EXPECT_EQ(cache.length(), 0) << "after loop " << loops;
+        }
+    }
+    EXPECT_GE(failures, 5) << "three projections, attention, the output projection";
 }
 
 TEST(MultiHeadAttentionTest, WeightsComeFromTheGivenResource) {

@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <numbers>
+#include <thread>
 #include <vector>
 
 #include <headlong/headlong.hpp>
@@ -212,12 +215,51 @@ TEST(SameBitsTest, GroupsOfSpansFoldTheSameWay) {
     }
 }
 
+// Prefill, a chunk, a decode step and an empty query in one call: each as it would be alone.
+TEST(SameBitsTest, QueriesOfDifferentLengthsInOneCall) {
+    const std::int64_t counts[] = {700, 1, 0, 513, 47};
+    std::vector<SequenceData> sequences;
+    for (const std::int64_t count : counts)
+        sequences.emplace_back(700, 4, 2, 16, 16, 20 + static_cast<std::uint64_t>(count));
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (const std::size_t threads : {1U, 2U, 5U}) {
+            SCOPED_TRACE(std::to_string(threads) + " threads");
+            const auto context = make_context(isa, threads);
+            std::vector<KvCache> caches;
+            std::vector<Rows> batched;
+            std::vector<CachedQuery> queries;
+            for (std::size_t i = 0; i < sequences.size(); ++i) {
+                caches.push_back(cache_for(sequences[i]));
+                caches[i].append(*context, 0, sequences[i].keys(0, 700), sequences[i].values(0, 700));
+                batched.push_back(
+                    sequences[i].empty_rows(counts[i] + 2));  // a row in front and one behind stay as they are
+            }
+            for (std::size_t i = 0; i < sequences.size(); ++i) {
+                queries.push_back(cached_query(sequences[i], caches[i], 700 - counts[i], counts[i], batched[i], 1));
+            }
+            queries[2].query.data = nullptr;  // empty: never looked at
+            queries[2].output.data = nullptr;
+            queries[2].lse = {};
+            attend(*context, queries);
+            for (std::size_t i = 0; i < sequences.size(); ++i) {
+                const SequenceData& s = sequences[i];
+                EXPECT_TRUE(
+                    same_bits(part(s, batched[i], 1, counts[i]), plain(*context, s, 700 - counts[i], counts[i])))
+                    << i;
+                const Rows untouched = s.empty_rows(1);
+                EXPECT_TRUE(same_bits(part(s, batched[i], 0, 1), untouched)) << i;
+                EXPECT_TRUE(same_bits(part(s, batched[i], counts[i] + 1, 1), untouched)) << i;
+            }
+        }
+    }
+}
+
 TEST(SameBitsTest, ASequenceAloneOrInABatch) {
     const std::vector<SequenceData> sequences{{600, 4, 2, 16, 16, 5}, {17, 4, 2, 16, 16, 6}, {1030, 4, 2, 16, 16, 7}};
     HEADLONG_FOR_EACH_ISA(isa) {
         for (const std::size_t threads : {1U, 2U}) {
             const auto context = make_context(isa, threads);
-            for (const std::int64_t count : {1, 9}) {  // a decode step, a chunk; the second sequence's is shorter
+            for (const std::int64_t count : {1, 9}) {  // a decode step, a chunk
                 std::vector<KvCache> caches;
                 std::vector<Rows> alone;
                 std::vector<Rows> batched;
@@ -390,34 +432,88 @@ TEST(SameBitsTest, ASpanOfMinusInfinityFoldsAsEmpty) {
     }
 }
 
-// Rule (h): the caller's floating-point mode changes nothing, and is the caller's again afterwards.
-TEST(SameBitsTest, TheCallersFloatingPointModeDoesNotMatter) {
+/// Rounding to zero, denormals flushed, for a scope.
+class OddFloatingPoint {
+  public:
 #if defined(__SSE__)
-    const SequenceData s = usual_sequence();
+    OddFloatingPoint() : saved_(_mm_getcsr()) { _mm_setcsr(kOdd); }
+    ~OddFloatingPoint() { _mm_setcsr(saved_); }
+    static bool is_set() { return (_mm_getcsr() & ~0x3FU) == kOdd; }  // the flags may differ, the mode may not
+
+  private:
+    static constexpr unsigned kOdd = 0xFFC0U;
+    unsigned saved_;
+#elif defined(__aarch64__)
+    OddFloatingPoint() : saved_(get()) { set(kOdd); }
+    ~OddFloatingPoint() { set(saved_); }
+    static bool is_set() { return get() == kOdd; }
+
+  private:
+    static constexpr std::uint64_t kOdd = std::uint64_t{1} << 24U | std::uint64_t{3} << 22U;
+    static std::uint64_t get() {
+        std::uint64_t value = 0;
+        __asm__ volatile("mrs %0, fpcr" : "=r"(value));
+        return value;
+    }
+    static void set(std::uint64_t value) { __asm__ volatile("msr fpcr, %0" : : "r"(value)); }
+    std::uint64_t saved_;
+#endif
+  public:
+    OddFloatingPoint(const OddFloatingPoint&) = delete;
+    OddFloatingPoint& operator=(const OddFloatingPoint&) = delete;
+};
+
+/// Runs tasks on threads whose mode is odd.
+class OddExecutor final : public Executor {
+  public:
+    std::size_t concurrency() const noexcept override { return 2; }
+    void run(std::size_t tasks, Body body, void* state) override {
+        for (std::size_t task = 0; task < tasks; ++task) {
+            std::thread([&] {
+                const OddFloatingPoint odd;
+                body(state, task, task % 2);
+                if (!OddFloatingPoint::is_set()) lost_.fetch_add(1);
+            }).join();
+        }
+    }
+    int lost() const { return lost_.load(); }
+
+  private:
+    std::atomic<int> lost_{0};
+};
+
+// Rule (h): the floating-point mode of the caller and of the threads changes nothing, and is theirs again afterwards.
+TEST(SameBitsTest, FloatingPointModesDoNotMatter) {
+    const SequenceData s(150, 6, 2, 21, 13, 12);
     SequenceData tiny = s;  // denormal values: flushing them would show
     for (float& x : tiny.value) x *= 0x1p-130F;
     HEADLONG_FOR_EACH_ISA(isa) {
-        for (const std::size_t threads : {1U, 2U}) {
-            const auto context = make_context(isa, threads);
-            for (const SequenceData* data : {&s, static_cast<const SequenceData*>(&tiny)}) {
-                const Rows usual = plain(*context, *data, 0, 100);
-                const Rows usual_cached = chunked(*context, *data, 64);
-                constexpr unsigned kOddMode = 0xFFC0U;
-                const unsigned mode = _mm_getcsr();
-                _mm_setcsr(kOddMode);  // round to zero, flush to zero, denormals are zero; no traps
-                const Rows odd = plain(*context, *data, 0, 100);
-                const Rows odd_cached = chunked(*context, *data, 64);
-                const unsigned after = _mm_getcsr();
-                _mm_setcsr(mode);
-                EXPECT_EQ(after & ~0x3FU, kOddMode) << "the flags may differ, the mode may not";
-                EXPECT_TRUE(same_bits(usual, odd));
-                EXPECT_TRUE(same_bits(usual_cached, odd_cached));
+        const auto context = make_context(isa);
+        const auto odd_workers = std::make_shared<OddExecutor>();
+        ContextOptions options;
+        options.isa = isa;
+        options.executor = odd_workers;
+        Context odd_context(options);
+        for (const SequenceData* data : {&s, static_cast<const SequenceData*>(&tiny)}) {
+            const Rows usual = plain(*context, *data, 0, 100);
+            const Rows usual_cached = chunked(*context, *data, 64);
+            EXPECT_TRUE(same_bits(usual, plain(odd_context, *data, 0, 100)));
+            EXPECT_TRUE(same_bits(usual_cached, chunked(odd_context, *data, 64)));
+            Rows odd;
+            Rows odd_cached;
+            bool kept = false;
+            {
+                const OddFloatingPoint mode;
+                odd = plain(*context, *data, 0, 100);
+                odd_cached = chunked(*context, *data, 64);
+                kept = OddFloatingPoint::is_set();
             }
+            EXPECT_TRUE(kept);
+            EXPECT_TRUE(same_bits(usual, odd));
+            EXPECT_TRUE(same_bits(usual_cached, odd_cached));
         }
+        EXPECT_EQ(odd_workers->lost(), 0);
     }
-#else
-    GTEST_SKIP() << "reads and sets MXCSR, which this architecture does not have";
-#endif
 }
 
 // Rule (i): rows that see nothing are +0 and -infinity, whatever earlier calls left in scratch memory or outputs.
@@ -465,6 +561,13 @@ TEST(SameBitsTest, NanIsCanonical) {
             EXPECT_EQ(std::bit_cast<std::uint32_t>(x), 0x7FC00000U);
         }
         EXPECT_EQ(nans, 23U * 3U * 8U);
+        for (std::size_t i = 0; i < rows.lse.size(); ++i) {
+            if (i < 7 * 3) {
+                EXPECT_TRUE(std::isfinite(rows.lse[i])) << i;
+            } else {
+                EXPECT_EQ(std::bit_cast<std::uint32_t>(rows.lse[i]), 0x7FC00000U) << i;
+            }
+        }
     }
 }
 

@@ -224,7 +224,7 @@ double output_tolerance(const Magnitudes& magnitudes) {
 }
 
 double lse_tolerance(const Magnitudes& magnitudes) {
-    return std::max(1e-5, 4.0 * std::ldexp(1.0, -24) * magnitudes.terms);
+    return std::max(1e-5, 8.0 * std::ldexp(1.0, -24) * magnitudes.terms);
 }
 
 State merge(const State& first, const State& second) {

@@ -72,7 +72,7 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
 
 /// How far a float32 implementation may be from the reference: max(1e-5, 8 * 2^-24 * max|score| * max|value|).
 double output_tolerance(const Magnitudes& magnitudes);
-/// The same for lse: max(1e-5, 4 * 2^-24 * terms). A score's error reaches lse in full, and grows with the terms of the
+/// The same for lse: max(1e-5, 8 * 2^-24 * terms). A score's error reaches lse in full, and grows with the terms of the
 /// product, which may be much larger than the score: with few keys the largest score says nothing about them.
 double lse_tolerance(const Magnitudes& magnitudes);
 

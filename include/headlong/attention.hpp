@@ -1,6 +1,6 @@
 // Exact attention: softmax(scale * Q K^T) V, computed span by span with an online softmax (Milakov and Gimelshein
 // 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention"), so that a score matrix
-// is never built. Arithmetic is float32 with fused multiply-add.
+// is never built. Arithmetic is float32, with fused multiply-add on every instruction set but `generic`.
 //
 // For one instruction set and one cache type a row's bits depend only on its query, the keys and values it sees
 // at their positions, and the options: not on threads, batch, chunking, or whether a cache was used.
@@ -37,7 +37,7 @@ struct AttentionMask {
 };
 
 /// What attention computes besides the plain operator. An option that this version does not have yet is refused
-/// with Unsupported, by its name.
+/// with Unsupported, by its name. Spans and masks must outlive the call.
 struct AttentionOptions {
     /// Factor of every score; 1 / sqrt(head_dim) if absent. Finite.
     std::optional<float> scale = {};

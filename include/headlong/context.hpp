@@ -30,7 +30,7 @@ std::vector<Isa> available_isas();
 /// Runs the library's parallel loops. Implement it to lend a thread pool of your own.
 class Executor {
   public:
-    /// One task of a loop. `worker` is in [0, concurrency()) and no two tasks that run at the same time in one
+    /// One task of a loop. `worker` is in [0, worker_slots()) and no two tasks that run at the same time in one
     /// loop share it: scratch memory is indexed by it. Bodies do not throw, block or start loops of their own.
     using Body = void (*)(void* state, std::size_t task, std::size_t worker) noexcept;
 
@@ -42,6 +42,9 @@ class Executor {
     /// The largest number of tasks that run at the same time; at least 1, constant.
     virtual std::size_t concurrency() const noexcept = 0;
 
+    /// Scratch memory is held for this many workers; at least concurrency(), constant.
+    virtual std::size_t worker_slots() const noexcept { return concurrency(); }
+
     /// Runs body(state, t, worker) for every t in [0, tasks), preferably starting them in ascending order, and
     /// returns when all are done. Called from many threads at once.
     virtual void run(std::size_t tasks, Body body, void* state) = 0;
@@ -50,7 +53,8 @@ class Executor {
 /// Runs every task on the calling thread.
 std::shared_ptr<Executor> make_serial_executor();
 
-/// An arena of oneTBB threads that belongs to the executor. threads = 0 takes default_concurrency().
+/// An arena of oneTBB threads that belongs to the executor. threads = 0 takes default_concurrency(); it gets no more
+/// than oneTBB allows in this process (the number of processors, unless the program raises it by tbb::global_control).
 std::shared_ptr<Executor> make_tbb_executor(std::size_t threads = 0);
 
 /// The number of processors that this process may use: the least of the hardware's, the affinity mask's and the
@@ -66,11 +70,14 @@ struct ContextOptions {
                                                   ///< and be thread-safe; nullptr = aligned operator new
 };
 
-/// Creating one costs microseconds, and its scratch memory grows on first use and is kept until it is destroyed.
-/// The scratch of a call depends on head dims, row count up to 512 and concurrency, not on the context length.
-/// Thread-safe: any number of calls may use one context at the same time. Must outlive the calls, not the caches.
+/// Its scratch memory grows on first use and is kept until it is destroyed. The scratch of attend() depends on head
+/// dims, query heads per KV head, rows up to 512, batch and workers, not on any length; a layer also needs its
+/// activations. Thread-safe: any number of calls may use one context at the same time. Must outlive the calls, not the
+/// caches.
 class Context {
   public:
+    /// Throws InvalidArgument for options that contradict each other and for a wrong HEADLONG_ISA, Unsupported for an
+    /// instruction set that is not available.
     explicit Context(const ContextOptions& options = {});
     ~Context();
     Context(const Context&) = delete;

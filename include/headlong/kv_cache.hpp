@@ -24,7 +24,7 @@ const char* to_string(KvType type) noexcept;
 struct KvShape {
     std::int64_t kv_heads = 1;   ///< >= 1
     std::int64_t head_dim = 0;   ///< >= 1: elements of a key
-    std::int64_t value_dim = 0;  ///< >= 1: elements of a value
+    std::int64_t value_dim = 0;  ///< >= 0: elements of a value
     KvType key_type = KvType::f32;
     KvType value_type = KvType::f32;
     friend bool operator==(const KvShape&, const KvShape&) = default;
@@ -35,6 +35,7 @@ struct KvShape {
 class BlockPool {
   public:
     /// `memory` must outlive the pool and be thread-safe; nullptr = aligned operator new.
+    /// Throws InvalidArgument or Unsupported, naming what is wrong with the shape.
     explicit BlockPool(const KvShape& shape, std::pmr::memory_resource* memory = nullptr);
     ~BlockPool();
     BlockPool(const BlockPool&) = delete;
@@ -68,6 +69,7 @@ struct KvCacheOptions {
 /// read_back, sizes) while none changes it.
 class KvCache {
   public:
+    /// Takes no blocks yet. Throws InvalidArgument or Unsupported, naming the option.
     explicit KvCache(const KvCacheOptions& options);
     ~KvCache();
     KvCache(KvCache&&) noexcept;

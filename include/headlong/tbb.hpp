@@ -5,6 +5,7 @@
 #include <tbb/partitioner.h>
 #include <tbb/task_arena.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 
@@ -17,10 +18,12 @@ class TbbArenaExecutor final : public Executor {
   public:
     explicit TbbArenaExecutor(tbb::task_arena& arena) : arena_(&arena) {
         arena.initialize();
-        concurrency_ = static_cast<std::size_t>(arena.max_concurrency());
+        concurrency_ = static_cast<std::size_t>(std::max(1, arena.max_concurrency()));
     }
 
     std::size_t concurrency() const noexcept override { return concurrency_; }
+    /// An arena of one still has two slots: a task that was enqueued into it runs at index 1.
+    std::size_t worker_slots() const noexcept override { return std::max<std::size_t>(2, concurrency_); }
 
     void run(std::size_t tasks, Body body, void* state) override {
         arena_->execute([&] {

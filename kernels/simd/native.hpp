@@ -4,7 +4,7 @@
 //   F32            kLanes floats; + - * / as usual (xsimd, or the compiler's vectors in `generic`)
 //   kPanelVectors  registers of one panel row of 16 floats
 //   kTileRows      rows of a register tile, kTileVectors accumulators in all (the register plans: README.md)
-//   load, store, broadcast, first_lane, fma, max
+//   load, store, broadcast, first_lane, fma, max, divide (correctly rounded: xsimd 8 estimates on NEON)
 //   exp2 pieces    round_nearest(x); scale_by_power_of_two(p, n): p * 2^n for whole n in [-126, 127];
 //                  zero_below(x, limit, y): +0 where x < limit, else y (NaN keeps y)
 //   select_lanes   (begin, end, inside, outside): `inside` in the lanes begin <= i < end

@@ -23,6 +23,8 @@ HEADLONG_INLINE float first_lane(F32 x) noexcept { return _mm256_cvtss_f32(x); }
 HEADLONG_INLINE F32 fma(F32 a, F32 b, F32 c) noexcept { return _mm256_fmadd_ps(a, b, c); }
 HEADLONG_INLINE F32 max(F32 a, F32 b) noexcept { return _mm256_max_ps(a, b); }
 
+HEADLONG_INLINE F32 divide(F32 a, F32 b) noexcept { return _mm256_div_ps(a, b); }
+
 HEADLONG_INLINE __m256i lane_mask(std::uint32_t begin, std::uint32_t end) noexcept {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(begin)), lane),

@@ -23,6 +23,8 @@ HEADLONG_INLINE float first_lane(F32 x) noexcept { return _mm512_cvtss_f32(x); }
 HEADLONG_INLINE F32 fma(F32 a, F32 b, F32 c) noexcept { return _mm512_fmadd_ps(a, b, c); }
 HEADLONG_INLINE F32 max(F32 a, F32 b) noexcept { return _mm512_max_ps(a, b); }
 
+HEADLONG_INLINE F32 divide(F32 a, F32 b) noexcept { return _mm512_div_ps(a, b); }
+
 /// begin < 16, end <= 16
 HEADLONG_INLINE __mmask16 lane_mask(std::uint32_t begin, std::uint32_t end) noexcept {
     return static_cast<__mmask16>(((1U << end) - 1U) & ~((1U << begin) - 1U));

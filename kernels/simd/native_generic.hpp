@@ -29,6 +29,8 @@ HEADLONG_INLINE float first_lane(F32 x) noexcept { return x[0]; }
 HEADLONG_INLINE F32 fma(F32 a, F32 b, F32 c) noexcept { return a * b + c; }
 HEADLONG_INLINE F32 max(F32 a, F32 b) noexcept { return select(reinterpret_cast<U32>(a > b), a, b); }
 
+HEADLONG_INLINE F32 divide(F32 a, F32 b) noexcept { return a / b; }
+
 HEADLONG_INLINE F32 load_n(const float* p, std::size_t n) noexcept {
     F32 x{};
     std::memcpy(&x, p, n * sizeof(float));

@@ -23,6 +23,8 @@ HEADLONG_INLINE float first_lane(F32 x) noexcept { return vgetq_lane_f32(x, 0); 
 HEADLONG_INLINE F32 fma(F32 a, F32 b, F32 c) noexcept { return vfmaq_f32(c, a, b); }
 HEADLONG_INLINE F32 max(F32 a, F32 b) noexcept { return vmaxq_f32(a, b); }
 
+HEADLONG_INLINE F32 divide(F32 a, F32 b) noexcept { return vdivq_f32(a, b); }
+
 HEADLONG_INLINE F32 load_n(const float* p, std::size_t n) noexcept {
     float lanes[4] = {};
     std::memcpy(lanes, p, n * sizeof(float));

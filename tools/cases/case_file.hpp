@@ -17,7 +17,8 @@ namespace headlong::tools {
 /// Whatever is wrong with the file is thrown as BadFile, in one line that names the file and the key or tensor.
 class CaseFile {
   public:
-    explicit CaseFile(const std::string& path) : file_(path) {}
+    /// Cases are read into memory, not mapped: a file that shrinks under us must not end the process.
+    explicit CaseFile(const std::string& path) : file_(path, {.map = false}) {}
 
     const SafetensorsFile& file() const noexcept { return file_; }
     const FileTensor* find(std::string_view tensor) const noexcept { return file_.find(tensor); }

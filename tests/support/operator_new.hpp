@@ -1,0 +1,10 @@
+// How often the process has called operator new: operator_new.cpp replaces it for the test executable.
+#pragma once
+
+#include <cstddef>
+
+namespace headlong::test {
+
+std::size_t operator_new_calls() noexcept;
+
+}  // namespace headlong::test
