@@ -7,4 +7,5 @@
 #include <headlong/kv_cache.hpp>
 #include <headlong/multi_head_attention.hpp>
 #include <headlong/tensor.hpp>
+#include <headlong/tokenizer.hpp>
 #include <headlong/version.hpp>
