@@ -34,17 +34,20 @@ class Weights {
     /// A tensor that is not used would change what the model computes, if we knew how.
     void refuse_rest(bool tied_embeddings, const std::string& head) const {
         for (const FileTensor& tensor : file_.tensors()) {
-            const bool computed = tensor.name.ends_with(".rotary_emb.inv_freq");  // old files store what config.json says
+            const bool computed =
+                tensor.name.ends_with(".rotary_emb.inv_freq");  // old files store what config.json says
             const bool tied_copy = tied_embeddings && tensor.name == head + ".weight";
             if (!taken_.contains(tensor.name) && !computed && !tied_copy) {
-                throw BadFile(fmt::format("{}: tensor '{}' is not part of this architecture", one_line(file_.path()), one_line(tensor.name)));
+                throw BadFile(fmt::format("{}: tensor '{}' is not part of this architecture", one_line(file_.path()),
+                                          one_line(tensor.name)));
             }
         }
     }
 
   private:
     [[noreturn]] void fail(const FileTensor& tensor, const std::string& allowed) const {
-        throw BadFile(fmt::format("{}: tensor '{}' is {}; it must be {}", one_line(file_.path()), one_line(tensor.name), describe(tensor), allowed));
+        throw BadFile(fmt::format("{}: tensor '{}' is {}; it must be {}", one_line(file_.path()), one_line(tensor.name),
+                                  describe(tensor), allowed));
     }
     const SafetensorsFile& file_;
     std::set<std::string, std::less<>> taken_;
@@ -142,7 +145,8 @@ Decoder::Decoder(Context::Impl& context, std::pmr::memory_resource& memory, Deco
     file.refuse_rest(c.tied_embeddings, names.head);
 
     for (std::int64_t i = 0; i < c.head_dim / 2; ++i) {
-        inverse_frequencies_.push_back(std::pow(c.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(c.head_dim)));
+        inverse_frequencies_.push_back(
+            std::pow(c.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(c.head_dim)));
     }
 }
 
@@ -157,8 +161,8 @@ void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, Kv
     }
 }
 
-void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits, std::int64_t logit_rows,
-                  std::int64_t logit_stride, const Observer& observer) const {
+void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
+                  std::int64_t logit_rows, std::int64_t logit_stride, const Observer& observer) const {
     const DecoderConfig& c = config_;
     const auto count = static_cast<std::int64_t>(tokens.size());
     if (count == 0) return;
@@ -175,8 +179,8 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
     };
     const auto norm = [&](const float* rows, std::int64_t row_count, const std::vector<float>& weight) {
         for_rows(impl, row_count, [&](std::int64_t row) noexcept {
-            kernels.rms_norm({rows + row * c.hidden_size, 0, 1, size(c.hidden_size), weight.data(), static_cast<float>(c.norm_epsilon),
-                              a.normed + row * c.hidden_size, 0});
+            kernels.rms_norm({rows + row * c.hidden_size, 0, 1, size(c.hidden_size), weight.data(),
+                              static_cast<float>(c.norm_epsilon), a.normed + row * c.hidden_size, 0});
         });
     };
     const auto extents = [&](std::int64_t heads) { return Extents<3>{heads, count, c.head_dim}; };
@@ -189,8 +193,10 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
     };
 
     for_rows(impl, count, [&](std::int64_t row) noexcept {
-        copy_floats(*embedding_, size(tokens[size(row)]) * size(c.hidden_size), {a.residual + row * c.hidden_size, size(c.hidden_size)});
-        for (std::int64_t i = 0; i < half; ++i) {  // angles in double, then rounded: a float angle of 1e5 is off by 4e-3
+        copy_floats(*embedding_, size(tokens[size(row)]) * size(c.hidden_size),
+                    {a.residual + row * c.hidden_size, size(c.hidden_size)});
+        for (std::int64_t i = 0; i < half;
+             ++i) {  // angles in double, then rounded: a float angle of 1e5 is off by 4e-3
             const double angle = static_cast<double>(first_position + row) * inverse_frequencies_[size(i)];
             a.cosine[row * half + i] = static_cast<float>(std::cos(angle));
             a.sine[row * half + i] = static_cast<float>(std::sin(angle));
@@ -208,7 +214,8 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
             const float* cosine = a.cosine + row * half;
             const float* sine = a.sine + row * half;
             kernels.rotate_halves({a.query + row * width, size(c.heads), size(c.head_dim), size(half), cosine, sine});
-            kernels.rotate_halves({a.key + row * kv_width, size(c.kv_heads), size(c.head_dim), size(half), cosine, sine});
+            kernels.rotate_halves(
+                {a.key + row * kv_width, size(c.kv_heads), size(c.head_dim), size(half), cosine, sine});
         });
         observe(index, "q", a.query, width);
         observe(index, "k", a.key, kv_width);

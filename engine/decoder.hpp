@@ -26,13 +26,14 @@ class Decoder {
 
     /// Shown, for tests, what a layer computes: rows [tokens][columns], valid during the call.
     /// Names: "embedding", "q" and "k" (rotated), "v", "attn" (before its projection), "out" (the residual stream).
-    using Observer = std::function<void(std::int64_t layer, std::string_view name, const float* rows, std::int64_t columns)>;
+    using Observer =
+        std::function<void(std::int64_t layer, std::string_view name, const float* rows, std::int64_t columns)>;
 
-    /// Appends the tokens to the cache, in which they stand at its length, and writes the logits that follow each of the
-    /// last `logit_rows` of them, row by row at `logits`, `logit_stride` floats apart. The tokens are valid, logit_rows
-    /// is at most their number. If anything is thrown, the cache holds what it held before.
-    void forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits, std::int64_t logit_rows,
-                 std::int64_t logit_stride, const Observer& observer = {}) const;
+    /// Appends the tokens to the cache, in which they stand at its length, and writes the logits that follow each of
+    /// the last `logit_rows` of them, row by row at `logits`, `logit_stride` floats apart. The tokens are valid,
+    /// logit_rows is at most their number. If anything is thrown, the cache holds what it held before.
+    void forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
+                 std::int64_t logit_rows, std::int64_t logit_stride, const Observer& observer = {}) const;
 
   private:
     struct Layer {
@@ -43,8 +44,8 @@ class Decoder {
     };
     struct Activations;
 
-    void run(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits, std::int64_t logit_rows,
-             std::int64_t logit_stride, const Observer& observer) const;
+    void run(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
+             std::int64_t logit_rows, std::int64_t logit_stride, const Observer& observer) const;
 
     DecoderConfig config_;
     std::shared_ptr<const SafetensorsFile> weights_;  ///< the embedding's rows are read from it

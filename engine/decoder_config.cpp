@@ -39,11 +39,12 @@ constexpr std::array<Family, 1> kFamilies{{{"LlamaForCausalLM", &kLlamaNames}}};
 
 // A key that holds one of these words changes what the model computes. Unless it is handled here, or says "off", the
 // model is refused rather than computed wrongly; all other keys are ignored.
-constexpr std::array kWordsThatMatter{"rope",  "rotary",     "scal",     "window", "softcap",    "cap",  "bias",   "norm",
-                                      "multiplier", "quant", "act_fn",   "hidden_act", "activation", "alibi", "sink", "expert",
-                                      "layer_types", "pattern", "parallel", "qk", "partial", "attention_chunk", "no_rope"};
-const std::set<std::string, std::less<>> kHandled{
-    "rope_theta", "rope_scaling", "rope_parameters", "rms_norm_eps", "attention_bias", "mlp_bias", "hidden_act"};
+constexpr std::array kWordsThatMatter{
+    "rope",     "rotary", "scal",       "window",          "softcap", "cap",  "bias",   "norm",        "multiplier",
+    "quant",    "act_fn", "hidden_act", "activation",      "alibi",   "sink", "expert", "layer_types", "pattern",
+    "parallel", "qk",     "partial",    "attention_chunk", "no_rope"};
+const std::set<std::string, std::less<>> kHandled{"rope_theta",     "rope_scaling", "rope_parameters", "rms_norm_eps",
+                                                  "attention_bias", "mlp_bias",     "hidden_act"};
 // Words inside of them are about something else: training, or how a checkpoint was stored.
 const std::set<std::string, std::less<>> kHarmless{"initializer_range", "pretraining_tp", "max_window_layers"};
 
@@ -59,7 +60,9 @@ class Reader {
     [[noreturn]] void unsupported(std::string_view key, const std::string& what) const {
         throw Unsupported(fmt::format("{}: {}: {}", one_line(name_), one_line(key), what));
     }
-    static std::string shown(const Json& value) { return one_line(value.dump(-1, ' ', false, Json::error_handler_t::replace)); }
+    static std::string shown(const Json& value) {
+        return one_line(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+    }
 
     const Json* find(std::string_view key) const {
         const auto found = json_.find(key);
@@ -169,7 +172,8 @@ DecoderConfig parse_decoder_config(std::string_view text, const std::string& nam
         known += (known.empty() ? "" : ", ") + std::string(family.architecture);
     }
     if (config.names == nullptr) {
-        reader.unsupported("architectures", fmt::format("{} is not handled; this version knows {}", Reader::shown(architectures[0]), known));
+        reader.unsupported("architectures", fmt::format("{} is not handled; this version knows {}",
+                                                        Reader::shown(architectures[0]), known));
     }
     reader.refuse_unhandled();
 
@@ -180,21 +184,26 @@ DecoderConfig parse_decoder_config(std::string_view text, const std::string& nam
     config.heads = reader.size("num_attention_heads");
     config.kv_heads = reader.size("num_key_value_heads", config.heads);
     if (config.heads % config.kv_heads != 0) {
-        reader.bad("num_key_value_heads", fmt::format("is {}; it must divide the {} heads", config.kv_heads, config.heads));
+        reader.bad("num_key_value_heads",
+                   fmt::format("is {}; it must divide the {} heads", config.kv_heads, config.heads));
     }
     if (reader.find("head_dim") == nullptr && config.hidden_size % config.heads != 0) {
-        reader.bad("num_attention_heads", fmt::format("is {}; without head_dim it must divide hidden_size {}", config.heads, config.hidden_size));
+        reader.bad("num_attention_heads", fmt::format("is {}; without head_dim it must divide hidden_size {}",
+                                                      config.heads, config.hidden_size));
     }
-    config.head_dim = reader.size("head_dim", config.hidden_size / config.heads > 0 ? config.hidden_size / config.heads : 1);
+    config.head_dim =
+        reader.size("head_dim", config.hidden_size / config.heads > 0 ? config.hidden_size / config.heads : 1);
     if (config.head_dim % 2 != 0) {
         reader.bad("head_dim", fmt::format("is {}; it must be even for rotary embeddings", config.head_dim));
     }
     constexpr std::int64_t kMaxWidth = std::int64_t{1} << 30;
     if (config.heads * config.head_dim > kMaxWidth) {
-        reader.bad("head_dim", fmt::format("is {}; {} heads of it are more than 2^30 wide", config.head_dim, config.heads));
+        reader.bad("head_dim",
+                   fmt::format("is {}; {} heads of it are more than 2^30 wide", config.head_dim, config.heads));
     }
     config.max_positions = reader.size("max_position_embeddings", 2048);
-    config.norm_epsilon = reader.find("rms_norm_eps") != nullptr ? reader.positive("rms_norm_eps", *reader.find("rms_norm_eps")) : 1e-6;
+    config.norm_epsilon =
+        reader.find("rms_norm_eps") != nullptr ? reader.positive("rms_norm_eps", *reader.find("rms_norm_eps")) : 1e-6;
     config.rope_theta = reader.rope_theta();
     config.attention_bias = reader.flag("attention_bias", false);
     config.mlp_bias = reader.flag("mlp_bias", false);

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
+#include <utility>
 
 #include <headlong/error.hpp>
 #include <headlong/model.hpp>
@@ -67,11 +67,16 @@ class StopTexts {
 
 const char* to_string(StopReason reason) noexcept {
     switch (reason) {
-        case StopReason::max_tokens: return "max_tokens";
-        case StopReason::end_of_text: return "end_of_text";
-        case StopReason::stop_text: return "stop_text";
-        case StopReason::context_full: return "context_full";
-        case StopReason::cancelled: return "cancelled";
+        case StopReason::max_tokens:
+            return "max_tokens";
+        case StopReason::end_of_text:
+            return "end_of_text";
+        case StopReason::stop_text:
+            return "stop_text";
+        case StopReason::context_full:
+            return "context_full";
+        case StopReason::cancelled:
+            return "cancelled";
     }
     return "unknown";
 }
@@ -88,7 +93,8 @@ Generation generate(Context& context, const Model& model, std::string_view promp
     }
     const auto prompt_length = static_cast<std::int64_t>(result.prompt_tokens.size());
     if (prompt_length > info.max_positions) {
-        throw InvalidArgument(fmt::format("prompt: has {} tokens; the model's max_position_embeddings is {}", prompt_length, info.max_positions));
+        throw InvalidArgument(fmt::format("prompt: has {} tokens; the model's max_position_embeddings is {}",
+                                          prompt_length, info.max_positions));
     }
 
     KvCache cache(model.cache_options());
@@ -100,12 +106,15 @@ Generation generate(Context& context, const Model& model, std::string_view promp
     for (std::int64_t first = 0; first < prompt_length && !cancelled(); first += options.prefill_chunk) {
         const std::int64_t count = std::min(options.prefill_chunk, prompt_length - first);
         const bool last = first + count == prompt_length;
-        model.forward(context, std::span(result.prompt_tokens).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)),
-                      cache, last ? one_row : OutputTensor<2>{});
+        model.forward(
+            context,
+            std::span(result.prompt_tokens).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)),
+            cache, last ? one_row : OutputTensor<2>{});
     }
     result.prefill_seconds = seconds_since(prefill_start);
 
-    TokenStream stream(model.tokenizer(), result.prompt_tokens);
+    TokenStream stream(model.tokenizer());
+    stream.prime(result.prompt_tokens);
     StopTexts stop_texts(options.stop);
     bool wanted = true;  // by the callback
     const auto emit = [&](const std::string& text) {
@@ -124,10 +133,12 @@ Generation generate(Context& context, const Model& model, std::string_view promp
         result.reason = StopReason::end_of_text;
         if (!options.ignore_eos && std::ranges::find(info.eos_ids, token) != info.eos_ids.end()) break;
         result.tokens.push_back(token);
-        emit(stop_texts.push(stream.push(token)));
+        // a vocabulary may be padded with ids that are no tokens and have no text
+        if (model.tokenizer().id_to_token(token)) emit(stop_texts.push(stream.push(token)));
         result.reason = StopReason::stop_text;
         if (stop_texts.found()) break;
-        if (static_cast<std::int64_t>(result.tokens.size()) == options.max_tokens || cache.length() + 1 == info.max_positions) {
+        if (static_cast<std::int64_t>(result.tokens.size()) == options.max_tokens ||
+            cache.length() + 1 == info.max_positions) {
             continue;  // nothing will be asked of its logits
         }
         model.forward(context, std::span(&token, 1), cache, one_row);

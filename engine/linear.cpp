@@ -39,7 +39,8 @@ Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const 
     }
 }
 
-Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const FileTensor& weight, const FileTensor* bias)
+Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const FileTensor& weight,
+               const FileTensor* bias)
     : inputs_(weight.shape[1]), outputs_(weight.shape[0]), panels_(memory), bias_(memory) {
     const auto inputs = static_cast<std::size_t>(inputs_);
     const auto outputs = static_cast<std::size_t>(outputs_);

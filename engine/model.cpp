@@ -34,7 +34,8 @@ Model::Impl::Impl(Context& context, std::pmr::memory_resource& memory, const Dec
                   std::shared_ptr<const SafetensorsFile> weights, Tokenizer tokenizer_of_model)
     : decoder(context.impl(), memory, config, std::move(weights)), tokenizer(std::move(tokenizer_of_model)) {
     if (tokenizer.vocab_size() > static_cast<std::size_t>(config.vocab_size)) {
-        throw BadFile(fmt::format("tokenizer.json: has {} tokens, but config.json's vocab_size is {}", tokenizer.vocab_size(), config.vocab_size));
+        throw BadFile(fmt::format("tokenizer.json: has {} tokens, but config.json's vocab_size is {}",
+                                  tokenizer.vocab_size(), config.vocab_size));
     }
     info = {.architecture = config.architecture,
             .vocab_size = config.vocab_size,
@@ -53,8 +54,8 @@ Model::Model(Context& context, const std::string& folder, const ModelOptions& op
         const DecoderConfig config = parse_decoder_config(read_text(config_path), config_path);
         const std::string tokenizer_path = folder + "/tokenizer.json";
         Tokenizer tokenizer = Tokenizer::from_json(read_text(tokenizer_path), tokenizer_path);
-        auto weights = std::make_shared<const SafetensorsFile>(folder + "/model.safetensors",
-                                                               SafetensorsOptions{.map = options.map, .memory = options.memory});
+        auto weights = std::make_shared<const SafetensorsFile>(
+            folder + "/model.safetensors", SafetensorsOptions{.map = options.map, .memory = options.memory});
         impl_ = std::make_unique<Impl>(context, memory_of(options), config, std::move(weights), std::move(tokenizer));
     });
 }
@@ -83,14 +84,16 @@ KvCacheOptions Model::cache_options() const {
     return options;
 }
 
-void Model::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, const OutputTensor<2>& logits) const {
+void Model::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache,
+                    const OutputTensor<2>& logits) const {
     const KvCacheOptions wanted = cache_options();
     if (!(cache.shape() == wanted.shape) || static_cast<std::int64_t>(cache.layers()) != wanted.layers) {
         throw InvalidArgument("forward: the cache is of another shape than the model's cache_options()");
     }
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         if (tokens[i] < 0 || tokens[i] >= info().vocab_size) {
-            throw InvalidArgument(fmt::format("forward: tokens[{}] is {}; allowed: 0 to {}", i, tokens[i], info().vocab_size - 1));
+            throw InvalidArgument(
+                fmt::format("forward: tokens[{}] is {}; allowed: 0 to {}", i, tokens[i], info().vocab_size - 1));
         }
     }
     check_output("logits", logits);
@@ -105,8 +108,8 @@ void Model::forward(Context& context, std::span<const std::int32_t> tokens, KvCa
         }
     }
     if (count > info().max_positions - cache.length()) {
-        throw InvalidArgument(fmt::format("forward: {} tokens after {} exceed max_position_embeddings of {}", count, cache.length(),
-                                          info().max_positions));
+        throw InvalidArgument(fmt::format("forward: {} tokens after {} exceed max_position_embeddings of {}", count,
+                                          cache.length(), info().max_positions));
     }
     with_memory_errors("forward", [&] {
         impl_->decoder.forward(context, tokens, cache, floats(logits.data), logits.extents[0], logits.strides[0]);

@@ -319,8 +319,7 @@ std::string read_header(const std::string& path, std::uint64_t size, const Read&
     const std::uint64_t allowed = std::min(kLongestHeader, size - kLengthBytes);
     if (length > allowed) {
         fail("header length is " + std::to_string(length) + " bytes, at most " + std::to_string(allowed) +
-             " are allowed" +
-             (allowed < kLongestHeader ? " in a file of " + std::to_string(size) : std::string()));
+             " are allowed" + (allowed < kLongestHeader ? " in a file of " + std::to_string(size) : std::string()));
     }
     std::string header(static_cast<std::size_t>(length), '\0');
     read(kLengthBytes, std::as_writable_bytes(std::span(header)));
@@ -453,11 +452,13 @@ std::vector<std::int64_t> to_int64s(const FileTensor& tensor) {
 
 SafetensorsFile::SafetensorsFile(const std::string& path, const SafetensorsOptions& options) : path_(path) {
     const InputFile file(path);
-    const std::string header = read_header(path_, file.size(), [&](auto offset, auto into) { file.read(offset, into); });
+    const std::string header =
+        read_header(path_, file.size(), [&](auto offset, auto into) { file.read(offset, into); });
     const std::uint64_t data_begin = kLengthBytes + header.size();
     std::pmr::memory_resource& memory = options.memory != nullptr ? *options.memory : *std::pmr::new_delete_resource();
     set_tensors(header, file.size() - data_begin, [&](std::uint64_t size) {
-        return options.map ? FileData::map(file, data_begin, size, memory) : FileData::read(file, data_begin, size, memory);
+        return options.map ? FileData::map(file, data_begin, size, memory)
+                           : FileData::read(file, data_begin, size, memory);
     });
 }
 
@@ -466,7 +467,8 @@ SafetensorsFile::SafetensorsFile(const std::string& name, std::span<const std::b
         std::memcpy(into.data(), bytes.data() + offset, into.size());
     });
     const std::size_t data_begin = static_cast<std::size_t>(kLengthBytes) + header.size();
-    set_tensors(header, bytes.size() - data_begin, [&](std::uint64_t) { return FileData::borrow(bytes.subspan(data_begin)); });
+    set_tensors(header, bytes.size() - data_begin,
+                [&](std::uint64_t) { return FileData::borrow(bytes.subspan(data_begin)); });
 }
 
 template <typename OpenData>

@@ -45,14 +45,16 @@ std::int32_t Sampler::pick(std::span<const float> logits) {
     const auto largest = static_cast<double>(logits[best]);
     candidates_.clear();
     for (std::size_t i = 0; i < logits.size(); ++i) {
-        candidates_.push_back({std::exp((static_cast<double>(logits[i]) - largest) / temperature), static_cast<std::int32_t>(i)});
+        candidates_.push_back(
+            {std::exp((static_cast<double>(logits[i]) - largest) / temperature), static_cast<std::int32_t>(i)});
     }
     const auto heavier = [](const Candidate& a, const Candidate& b) {
         return a.weight != b.weight ? a.weight > b.weight : a.token < b.token;
     };
     const auto k = static_cast<std::size_t>(options_.top_k);
     if (k != 0 && k < candidates_.size()) {
-        std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(k), candidates_.end(), heavier);
+        std::nth_element(candidates_.begin(), candidates_.begin() + static_cast<std::ptrdiff_t>(k), candidates_.end(),
+                         heavier);
         candidates_.resize(k);
     }
     double total = 0.0;

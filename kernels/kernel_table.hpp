@@ -134,8 +134,8 @@ struct Finish {
 };
 
 /// out[r][c] = rows[r][c] / sqrt(mean of the row's squares + epsilon) * weight[c] (Zhang and Sennrich 2019, "Root Mean
-/// Square Layer Normalization"). The sum of squares is one partial sum per column mod 16, then the tree of reduce_tree().
-/// out may be rows.
+/// Square Layer Normalization"). The sum of squares is one partial sum per column mod 16, then the tree of
+/// reduce_tree(). out may be rows.
 struct RmsNorm {
     const float* rows;
     std::size_t row_stride;  ///< floats
@@ -147,8 +147,8 @@ struct RmsNorm {
     std::size_t out_stride;  ///< floats
 };
 
-/// Rotary embedding in place (Su et al. 2021, "RoFormer"), pairing the halves of each head: (x, y) = (v[i], v[i + half])
-/// becomes (x cos - y sin, y cos + x sin) with the angle of pair i; what lies beyond 2 * half is left alone.
+/// Rotary embedding in place (Su et al. 2021, "RoFormer"), pairing the halves of each head: (x, y) = (v[i], v[i +
+/// half]) becomes (x cos - y sin, y cos + x sin) with the angle of pair i; what lies beyond 2 * half is left alone.
 struct RotateHalves {
     float* row;  ///< the heads of one token
     std::size_t heads;
@@ -158,7 +158,8 @@ struct RotateHalves {
     const float* sine;    ///< [half]
 };
 
-/// out[i] = gate[i] * sigmoid(gate[i]) * up[i] (Shazeer 2020, "GLU Variants Improve Transformer"). out may be gate or up.
+/// out[i] = gate[i] * sigmoid(gate[i]) * up[i] (Shazeer 2020, "GLU Variants Improve Transformer"). out may be gate or
+/// up.
 struct SwiGlu {
     const float* gate;
     const float* up;

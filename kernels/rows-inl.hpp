@@ -62,7 +62,7 @@ inline void swiglu(const kernels::SwiGlu& a) noexcept {
         const F32 gate = load_n(a.gate + c, n);
         // -max(gate * log2(e), -126): where the bound bites, the sigmoid is under 2^-125
         const F32 exponential = exp2(broadcast(0.0F) - max(gate * broadcast(kLog2E), broadcast(-126.0F)));
-        const F32 sigmoid = broadcast(1.0F) / (broadcast(1.0F) + exponential);
+        const F32 sigmoid = divide(broadcast(1.0F), broadcast(1.0F) + exponential);
         store_n(a.out + c, gate * sigmoid * load_n(a.up + c, n), n);
     }
 }

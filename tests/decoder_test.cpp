@@ -36,14 +36,16 @@ KvCache cache_for(const Model& model) { return KvCache(model.cache_options()); }
 std::string austen() { return (source_dir() / "tools" / "models" / "austen").string(); }
 
 /// Logits of all tokens, `chunk` at a time.
-std::vector<float> logits_of(Context& context, const Model& model, const std::vector<std::int32_t>& tokens, std::size_t chunk) {
+std::vector<float> logits_of(Context& context, const Model& model, const std::vector<std::int32_t>& tokens,
+                             std::size_t chunk) {
     KvCache cache = cache_for(model);
     const auto vocab = static_cast<std::size_t>(model.info().vocab_size);
     std::vector<float> logits(tokens.size() * vocab);
     for (std::size_t first = 0; first < tokens.size(); first += chunk) {
         const std::size_t count = std::min(chunk, tokens.size() - first);
         model.forward(context, std::span(tokens).subspan(first, count), cache,
-                      OutputTensor<2>::dense(logits.data() + first * vocab, {static_cast<std::int64_t>(count), model.info().vocab_size}));
+                      OutputTensor<2>::dense(logits.data() + first * vocab,
+                                             {static_cast<std::int64_t>(count), model.info().vocab_size}));
     }
     return logits;
 }
@@ -59,8 +61,10 @@ TEST(DecoderTest, LayersOfStoriesAgreeWithTheGoldenPrompt) {
         const DecoderConfig& config = [&]() -> const DecoderConfig& {
             static DecoderConfig parsed;
             std::string text;
-            parsed = parse_decoder_config(R"({"architectures":["LlamaForCausalLM"],"vocab_size":512,"hidden_size":64,"intermediate_size":172,
-                "num_hidden_layers":5,"num_attention_heads":8,"num_key_value_heads":4,"rms_norm_eps":1e-5,"tie_word_embeddings":true})", "test");
+            parsed = parse_decoder_config(
+                R"({"architectures":["LlamaForCausalLM"],"vocab_size":512,"hidden_size":64,"intermediate_size":172,
+                "num_hidden_layers":5,"num_attention_heads":8,"num_key_value_heads":4,"rms_norm_eps":1e-5,"tie_word_embeddings":true})",
+                "test");
             return parsed;
         }();
         const Decoder decoder(context->impl(), context->memory(), config,
@@ -70,10 +74,13 @@ TEST(DecoderTest, LayersOfStoriesAgreeWithTheGoldenPrompt) {
         std::size_t compared = 0;
         decoder.forward(*context, tokens, cache, logits.data(), static_cast<std::int64_t>(tokens.size()), 512,
                         [&](std::int64_t layer, std::string_view name, const float* rows, std::int64_t columns) {
-                            const std::string tensor = name == "embedding" ? "embedding" : "layer" + std::to_string(layer) + "." + std::string(name);
+                            const std::string tensor = name == "embedding"
+                                                           ? "embedding"
+                                                           : "layer" + std::to_string(layer) + "." + std::string(name);
                             const std::vector<double> want = to_doubles(golden.at(tensor));
                             ASSERT_EQ(want.size(), tokens.size() * static_cast<std::size_t>(columns)) << tensor;
-                            for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(rows[i], want[i], 1e-4) << tensor << " " << i;
+                            for (std::size_t i = 0; i < want.size(); ++i)
+                                ASSERT_NEAR(rows[i], want[i], 1e-4) << tensor << " " << i;
                             ++compared;
                         });
         EXPECT_EQ(compared, 1U + 5U * 5U);
@@ -84,7 +91,8 @@ TEST(DecoderTest, LayersOfStoriesAgreeWithTheGoldenPrompt) {
 
 TEST(DecoderTest, GreedyIdsOfStoriesAreTheGoldenOnes) {
     HEADLONG_SHARED_OR_SKIP(folder, "models/stories260k");
-    const std::vector<std::int64_t> golden = to_int64s(SafetensorsFile((folder / "golden_greedy.safetensors").string()).at("ids"));
+    const std::vector<std::int64_t> golden =
+        to_int64s(SafetensorsFile((folder / "golden_greedy.safetensors").string()).at("ids"));
     ASSERT_EQ(golden.size(), 346U);
     HEADLONG_FOR_EACH_ISA(isa) {
         const auto context = make_context(isa);
@@ -103,7 +111,8 @@ TEST(DecoderTest, GreedyIdsOfStoriesAreTheGoldenOnes) {
 TEST(DecoderTest, LogitsHaveTheSameBitsHoweverThePromptIsCut) {
     Random random(51);
     std::vector<std::int32_t> tokens;
-    for (int i = 0; i < (emulated() ? 40 : 130); ++i) tokens.push_back(static_cast<std::int32_t>(random.integer(0, 1023)));
+    for (int i = 0; i < (emulated() ? 40 : 130); ++i)
+        tokens.push_back(static_cast<std::int32_t>(random.integer(0, 1023)));
     HEADLONG_FOR_EACH_ISA(isa) {
         std::vector<float> first;
         for (const std::size_t threads : {1U, 2U}) {
@@ -123,11 +132,21 @@ TEST(DecoderTest, LogitsHaveTheSameBitsHoweverThePromptIsCut) {
 constexpr const char* kTokenizer = R"({"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}})";
 
 json small_config() {
-    return {{"architectures", {"LlamaForCausalLM"}}, {"vocab_size", 11},          {"hidden_size", 12},
-            {"intermediate_size", 10},               {"num_hidden_layers", 2},    {"num_attention_heads", 4},
-            {"num_key_value_heads", 2},              {"head_dim", 6},             {"max_position_embeddings", 40},
-            {"rms_norm_eps", 1e-5},                  {"rope_theta", 10000.0},     {"hidden_act", "silu"},
-            {"tie_word_embeddings", false},          {"torch_dtype", "float32"},  {"eos_token_id", 2}};
+    return {{"architectures", {"LlamaForCausalLM"}},
+            {"vocab_size", 11},
+            {"hidden_size", 12},
+            {"intermediate_size", 10},
+            {"num_hidden_layers", 2},
+            {"num_attention_heads", 4},
+            {"num_key_value_heads", 2},
+            {"head_dim", 6},
+            {"max_position_embeddings", 40},
+            {"rms_norm_eps", 1e-5},
+            {"rope_theta", 10000.0},
+            {"hidden_act", "silu"},
+            {"tie_word_embeddings", false},
+            {"torch_dtype", "float32"},
+            {"eos_token_id", 2}};
 }
 
 std::vector<TensorToWrite> small_tensors(bool biases = false) {
@@ -154,8 +173,9 @@ std::vector<TensorToWrite> small_tensors(bool biases = false) {
         add(prefix + "input_layernorm.weight", {12});
         add(prefix + "post_attention_layernorm.weight", {12});
         const std::vector<std::pair<std::string, std::vector<std::int64_t>>> linear{
-            {"self_attn.q_proj", {24, 12}}, {"self_attn.k_proj", {12, 12}}, {"self_attn.v_proj", {12, 12}}, {"self_attn.o_proj", {12, 24}},
-            {"mlp.gate_proj", {10, 12}},    {"mlp.up_proj", {10, 12}},      {"mlp.down_proj", {12, 10}}};
+            {"self_attn.q_proj", {24, 12}}, {"self_attn.k_proj", {12, 12}}, {"self_attn.v_proj", {12, 12}},
+            {"self_attn.o_proj", {12, 24}}, {"mlp.gate_proj", {10, 12}},    {"mlp.up_proj", {10, 12}},
+            {"mlp.down_proj", {12, 10}}};
         for (const auto& [name, shape] : linear) {
             add(prefix + name + ".weight", shape);
             if (biases) add(prefix + name + ".bias", {shape[0]});
@@ -169,7 +189,8 @@ class DecoderFolderTest : public testing::Test {
   protected:
     DecoderFolderTest() {
         folder_ = std::filesystem::temp_directory_path() /
-                  ("headlong-model-" + std::string(testing::UnitTest::GetInstance()->current_test_info()->name()) + "-" + std::to_string(::getpid()));
+                  ("headlong-model-" + std::string(testing::UnitTest::GetInstance()->current_test_info()->name()) +
+                   "-" + std::to_string(::getpid()));
         std::filesystem::create_directories(folder_);
         write(small_config(), small_tensors());
     }
@@ -227,7 +248,8 @@ TEST_F(DecoderFolderTest, StorageDoesNotMatter) {
         tensors[i].bytes = half;
         tensors[i].dtype = "BF16";
     }
-    tensors.insert(tensors.begin(), tensor_to_write<std::uint8_t>("model.layers.0.self_attn.rotary_emb.inv_freq", "U8", {1}, {1}));
+    tensors.insert(tensors.begin(),
+                   tensor_to_write<std::uint8_t>("model.layers.0.self_attn.rotary_emb.inv_freq", "U8", {1}, {1}));
     write(small_config(), tensors);
     EXPECT_TRUE(same_bits(want, logits(load()))) << "BF16 and unaligned";
 }
@@ -325,11 +347,18 @@ TEST_F(DecoderFolderTest, BrokenWeightsAreNamed) {
         expect_refused(ErrorCode::bad_file, text);
     };
     with([](auto& t) { t.pop_back(); }, "model.layers.1.mlp.down_proj.weight' is missing");
-    with([](auto& t) { t[0].shape = {12, 11}; }, "model.embed_tokens.weight' is F32[12, 11]; it must be of shape [11, 12]");
+    with(
+        [](auto& t) {
+            t[0].shape = {12, 11};
+        },
+        "model.embed_tokens.weight' is F32[12, 11]; it must be of shape [11, 12]");
     with([](auto& t) { t[2].shape = {3, 4}; }, "model.norm.weight' is F32[3, 4]");
     with([](auto& t) { t[2].dtype = "I32"; }, "model.norm.weight' is I32[12]; it must be F32, F16 or BF16");
-    with([](auto& t) { t.push_back(tensor_to_write<float>("model.layers.0.self_attn.q_norm.weight", "F32", {1}, {1.0F})); },
-         "q_norm.weight' is not part");
+    with(
+        [](auto& t) {
+            t.push_back(tensor_to_write<float>("model.layers.0.self_attn.q_norm.weight", "F32", {1}, {1.0F}));
+        },
+        "q_norm.weight' is not part");
     write(small_config(), small_tensors());
     write_bytes((folder_ / "model.safetensors").string(), "short");
     expect_refused(ErrorCode::bad_file, "model.safetensors");
@@ -354,7 +383,8 @@ TEST_F(DecoderFolderTest, BadCallsLeaveTheCache) {
     EXPECT_THROW(forward({-1}, 1), InvalidArgument);
     EXPECT_THROW(forward(tokens, 4), InvalidArgument);
     EXPECT_THROW(forward(std::vector<std::int32_t>(38, 1), 1), InvalidArgument) << "41 of 40 positions";
-    EXPECT_THROW(model.forward(context_, tokens, cache, OutputTensor<2>::dense(logits.data(), {1, 10})), InvalidArgument);
+    EXPECT_THROW(model.forward(context_, tokens, cache, OutputTensor<2>::dense(logits.data(), {1, 10})),
+                 InvalidArgument);
     KvCacheOptions other = model.cache_options();
     other.layers = 1;
     KvCache wrong(other);

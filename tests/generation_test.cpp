@@ -75,12 +75,14 @@ TEST(GenerationTest, AMillionTokensFollowTheStatedDistribution) {
     top_k.top_k = 3;
     std::vector<double> p = softmax(kLogits, 1.0);
     double held = p[2] + p[5] + p[3];
-    EXPECT_LT(chi_square(counts(top_k, kLogits, draws), {0, 0, p[2] / held, p[3] / held, 0, p[5] / held, 0, 0}, draws), kChiSquare);
+    EXPECT_LT(chi_square(counts(top_k, kLogits, draws), {0, 0, p[2] / held, p[3] / held, 0, p[5] / held, 0, 0}, draws),
+              kChiSquare);
     SamplingOptions top_p;  // 2 and 5 hold 0.68: the second is needed for a share of 0.5
     top_p.temperature = 1.0F;
     top_p.top_p = 0.5F;
     held = p[2] + p[5];
-    EXPECT_LT(chi_square(counts(top_p, kLogits, draws), {0, 0, p[2] / held, 0, 0, p[5] / held, 0, 0}, draws), kChiSquare);
+    EXPECT_LT(chi_square(counts(top_p, kLogits, draws), {0, 0, p[2] / held, 0, 0, p[5] / held, 0, 0}, draws),
+              kChiSquare);
     top_p.top_p = 1e-6F;  // never an empty set
     EXPECT_EQ(counts(top_p, kLogits, 100)[2], 100.0);
 }
@@ -117,7 +119,9 @@ class GenerationModelTest : public testing::Test {
         std::ifstream file(folder_ / "golden.json");
         golden_ = nlohmann::json::parse(file);
     }
-    Generation run(const GenerateOptions& options, std::string_view prompt) { return generate(context_, model_, prompt, options); }
+    Generation run(const GenerateOptions& options, std::string_view prompt) {
+        return generate(context_, model_, prompt, options);
+    }
 
     std::filesystem::path folder_ = source_dir() / "tools" / "models" / "austen";
     nlohmann::json golden_;

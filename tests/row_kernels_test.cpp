@@ -31,7 +31,8 @@ TEST(RowKernelsTest, RmsNorm) {
             table.rms_norm({x.data(), n, 2, n, weight.data(), kEpsilon, out.data(), n});
             for (std::size_t r = 0; r < 2; ++r) {
                 double sum = 0.0;
-                for (std::size_t i = 0; i < n; ++i) sum += static_cast<double>(x[r * n + i]) * static_cast<double>(x[r * n + i]);
+                for (std::size_t i = 0; i < n; ++i)
+                    sum += static_cast<double>(x[r * n + i]) * static_cast<double>(x[r * n + i]);
                 const double factor = 1.0 / std::sqrt(sum / static_cast<double>(n) + static_cast<double>(kEpsilon));
                 for (std::size_t i = 0; i < n; ++i) {
                     const double want = static_cast<double>(x[r * n + i]) * factor * static_cast<double>(weight[i]);
@@ -99,7 +100,8 @@ TEST(RowKernelsTest, SwiGlu) {
             }
         }
         const float inf = std::numeric_limits<float>::infinity();
-        const std::vector<float> gate{-200.0F, 200.0F, -87.0F, 0.0F, std::numeric_limits<float>::quiet_NaN(), inf, -1e30F};
+        const std::vector<float> gate{-200.0F, 200.0F, -87.0F, 0.0F, std::numeric_limits<float>::quiet_NaN(),
+                                      inf,     -1e30F};
         const std::vector<float> up(gate.size(), 2.0F);
         std::vector<float> out(gate.size());
         table.swiglu({gate.data(), up.data(), out.data(), gate.size()});

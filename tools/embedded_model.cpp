@@ -6,10 +6,11 @@
 
 // The assembler copies a file into the object: a generated array of 5 MB would take the compiler a minute. The weights
 // are aligned to a cache line. HEADLONG_MODEL_DIR comes from the build.
-#define HEADLONG_EMBED(symbol, file)                                                                              \
-    __asm__(".section .rodata\n.balign 64\n.global " #symbol "_begin\n" #symbol "_begin:\n.incbin \"" HEADLONG_MODEL_DIR \
-            "/" file "\"\n.global " #symbol "_end\n" #symbol "_end:\n.byte 0\n.previous\n");                           \
-    extern "C" const char symbol##_begin[];                                                                       \
+#define HEADLONG_EMBED(symbol, file)                                                                  \
+    __asm__(".section .rodata\n.balign 64\n.global " #symbol "_begin\n" #symbol                       \
+            "_begin:\n.incbin \"" HEADLONG_MODEL_DIR "/" file "\"\n.global " #symbol "_end\n" #symbol \
+            "_end:\n.byte 0\n.previous\n");                                                           \
+    extern "C" const char symbol##_begin[];                                                           \
     extern "C" const char symbol##_end[]
 
 HEADLONG_EMBED(headlong_model_config, "config.json");

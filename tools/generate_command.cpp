@@ -61,7 +61,9 @@ class Interrupt {
 std::string read_prompt(const std::string& path) {
     const InputFile file(path);
     constexpr std::uint64_t kLargest = std::uint64_t{1} << 30;
-    if (file.size() > kLargest) throw InvalidArgument(fmt::format("--prompt-file {}: has {} bytes; at most {} are allowed", path, file.size(), kLargest));
+    if (file.size() > kLargest)
+        throw InvalidArgument(
+            fmt::format("--prompt-file {}: has {} bytes; at most {} are allowed", path, file.size(), kLargest));
     std::string text(static_cast<std::size_t>(file.size()), '\0');
     file.read(0, std::as_writable_bytes(std::span(text)));
     return text;
@@ -77,7 +79,9 @@ int run_generate(const GenerateArguments& arguments) {
     ContextOptions context_options;
     if (!arguments.isa.empty()) {
         context_options.isa = parse_isa(arguments.isa);
-        if (!context_options.isa) throw InvalidArgument(fmt::format("--isa is '{}', which is no instruction set; see headlong info", arguments.isa));
+        if (!context_options.isa)
+            throw InvalidArgument(
+                fmt::format("--isa is '{}', which is no instruction set; see headlong info", arguments.isa));
     }
     context_options.threads = arguments.threads;
 #if HEADLONG_HAVE_MIMALLOC
@@ -114,9 +118,11 @@ int run_generate(const GenerateArguments& arguments) {
         json["isa"] = to_string(context.isa());
         fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
     } else {
-        fmt::print("\n\n[{} tokens after {}, stopped by {}; prefill {:.0f} tokens/s, decode {:.0f} tokens/s, cache {} bytes, {}]\n",
-                   result.tokens.size(), result.prompt_tokens.size(), to_string(result.reason), prefill, decode, result.kv_bytes,
-                   to_string(context.isa()));
+        fmt::print(
+            "\n\n[{} tokens after {}, stopped by {}; prefill {:.0f} tokens/s, decode {:.0f} tokens/s, cache {} bytes, "
+            "{}]\n",
+            result.tokens.size(), result.prompt_tokens.size(), to_string(result.reason), prefill, decode,
+            result.kv_bytes, to_string(context.isa()));
     }
     return done;
 }

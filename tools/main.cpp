@@ -25,7 +25,8 @@ constexpr const char* kExamples = R"(Examples:
 
 Exit codes: 0 done, 1 a check failed, 2 a bad call or input.)";
 
-constexpr const char* kVerifyExamples = R"(A FILE is a case in a safetensors file. A FOLDER is its own *.safetensors; a folder
+constexpr const char* kVerifyExamples =
+    R"(A FILE is a case in a safetensors file. A FOLDER is its own *.safetensors; a folder
 with config.json is one case: a model with golden.safetensors.
 
 Examples:
@@ -35,7 +36,8 @@ Examples:
 
 Exit codes: 0 nothing failed, 1 a case failed, 2 a bad call or input.)";
 
-constexpr const char* kGenerateExamples = R"(Greedy unless a temperature is given. MODEL_DIR is a Hugging Face folder (config.json, model.safetensors,
+constexpr const char* kGenerateExamples =
+    R"(Greedy unless a temperature is given. MODEL_DIR is a Hugging Face folder (config.json, model.safetensors,
 tokenizer.json) of the Llama architecture; without it, the small model inside the program. Ctrl-C ends the text.
 
 Examples:
@@ -77,17 +79,31 @@ int run(int argc, char** argv) {
     GenerateArguments generate;
     CLI::App* const generate_command = app.add_subcommand("generate", "Continue a text with a model");
     generate_command->footer(kGenerateExamples);
-    generate_command->add_option("model", generate.model, "A model folder; the embedded model if not given")->type_name("MODEL_DIR");
-    CLI::Option* const prompt = generate_command->add_option("-p,--prompt", generate.prompt, "The text to continue")->type_name("TEXT");
-    generate_command->add_option("--prompt-file", generate.prompt_file, "A file that holds it")->type_name("F")->excludes(prompt);
-    generate_command->add_option("-n,--max-tokens", generate.max_tokens, "Tokens to generate at most")->type_name("N")->capture_default_str();
-    generate_command->add_option("--temperature", generate.sampling.temperature, "Draw at random, sharper below 1; 0 is greedy")->type_name("X");
-    generate_command->add_option("--top-k", generate.sampling.top_k, "Draw from the K likeliest tokens; 0 = all")->type_name("K");
-    generate_command->add_option("--top-p", generate.sampling.top_p, "Draw from the likeliest tokens that hold this share")->type_name("P");
+    generate_command->add_option("model", generate.model, "A model folder; the embedded model if not given")
+        ->type_name("MODEL_DIR");
+    CLI::Option* const prompt =
+        generate_command->add_option("-p,--prompt", generate.prompt, "The text to continue")->type_name("TEXT");
+    generate_command->add_option("--prompt-file", generate.prompt_file, "A file that holds it")
+        ->type_name("F")
+        ->excludes(prompt);
+    generate_command->add_option("-n,--max-tokens", generate.max_tokens, "Tokens to generate at most")
+        ->type_name("N")
+        ->capture_default_str();
+    generate_command
+        ->add_option("--temperature", generate.sampling.temperature, "Draw at random, sharper below 1; 0 is greedy")
+        ->type_name("X");
+    generate_command->add_option("--top-k", generate.sampling.top_k, "Draw from the K likeliest tokens; 0 = all")
+        ->type_name("K");
+    generate_command
+        ->add_option("--top-p", generate.sampling.top_p, "Draw from the likeliest tokens that hold this share")
+        ->type_name("P");
     generate_command->add_option("--seed", generate.sampling.seed, "The same seed gives the same text")->type_name("S");
     generate_command->add_flag("--ignore-eos", generate.ignore_eos, "Go on after the end of the text");
-    generate_command->add_option("--stop", generate.stop, "End before this text; may be given several times")->type_name("TEXT")->allow_extra_args(false);
-    generate_command->add_option("--isa", generate.isa, "Exactly this instruction set; the best one if not given")->type_name("NAME");
+    generate_command->add_option("--stop", generate.stop, "End before this text; may be given several times")
+        ->type_name("TEXT")
+        ->allow_extra_args(false);
+    generate_command->add_option("--isa", generate.isa, "Exactly this instruction set; the best one if not given")
+        ->type_name("NAME");
     generate_command->add_option("--threads", generate.threads, "Threads; as many as this process may use if not given")
         ->type_name("N")
         ->check(CLI::Range(1, 4096).description(""));
@@ -98,7 +114,10 @@ int run(int argc, char** argv) {
     } catch (const CLI::Success& request) {  // --help and --version
         return app.exit(request);
     } catch (const CLI::ParseError& error) {
-        const std::string command = *info_command ? "headlong info" : *verify_command ? "headlong verify" : *generate_command ? "headlong generate" : "headlong";
+        const std::string command = *info_command       ? "headlong info"
+                                    : *verify_command   ? "headlong verify"
+                                    : *generate_command ? "headlong generate"
+                                                        : "headlong";
         return complain(fmt::format("{} (see {} --help)", error.what(), command));
     }
     if (*info_command) return run_info(info);

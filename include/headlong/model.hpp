@@ -20,15 +20,16 @@ namespace headlong {
 
 struct ModelOptions {
     bool map = true;  ///< false reads the weight file into memory: a mapped file that shrinks ends the process
-    std::pmr::memory_resource* memory = nullptr;  ///< for weights; must outlive the model; nullptr = aligned operator new
+    std::pmr::memory_resource* memory =
+        nullptr;  ///< for weights; must outlive the model; nullptr = aligned operator new
 };
 
 /// The files of a model that the program holds in memory. The weights are not copied and must outlive the model.
 struct ModelFiles {
-    std::string name;                            ///< for messages
-    std::string_view config;                     ///< config.json
-    std::string_view tokenizer;                  ///< tokenizer.json
-    std::span<const std::byte> weights = {};     ///< model.safetensors
+    std::string name;                         ///< for messages
+    std::string_view config;                  ///< config.json
+    std::string_view tokenizer;               ///< tokenizer.json
+    std::span<const std::byte> weights = {};  ///< model.safetensors
 };
 
 /// What a model is, from its config.json.
@@ -62,10 +63,11 @@ class Model {
     /// Options of a cache for this model: its layers and shape, and max_positions as the capacity.
     KvCacheOptions cache_options() const;
 
-    /// Appends tokens to the cache, and writes the logits [m, vocab_size] that follow each of the last m of them, m from
-    /// 0 to their number. A row's bits do not depend on how tokens were split into calls, or on threads. Throws and
-    /// leaves the cache as it was if a token or shape is wrong, the cache is full, or memory runs out.
-    void forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, const OutputTensor<2>& logits) const;
+    /// Appends tokens to the cache, and writes the logits [m, vocab_size] that follow each of the last m of them, m
+    /// from 0 to their number. A row's bits do not depend on how tokens were split into calls, or on threads. Throws
+    /// and leaves the cache as it was if a token or shape is wrong, the cache is full, or memory runs out.
+    void forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache,
+                 const OutputTensor<2>& logits) const;
 
     class Impl;
     const Impl& impl() const noexcept { return *impl_; }  ///< for the library's own use
@@ -107,9 +109,9 @@ class Sampler {
 struct GenerateOptions {
     std::int64_t max_tokens = 256;  ///< tokens to generate at most; >= 0
     SamplingOptions sampling = {};
-    bool ignore_eos = false;              ///< go on after an end-of-text token
-    std::vector<std::string> stop = {};   ///< texts that end the generation, and are cut off; not empty
-    std::int64_t prefill_chunk = 512;     ///< tokens of the prompt that are computed at once: bounds scratch; >= 1
+    bool ignore_eos = false;             ///< go on after an end-of-text token
+    std::vector<std::string> stop = {};  ///< texts that end the generation, and are cut off; not empty
+    std::int64_t prefill_chunk = 512;    ///< tokens of the prompt that are computed at once: bounds scratch; >= 1
     /// Called with each piece of text once it is certain (never half a character, nothing that may be part of a stop
     /// text); returns false to end the generation.
     std::function<bool(std::string_view piece)> on_text = {};

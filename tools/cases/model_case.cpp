@@ -1,12 +1,12 @@
 #include "tools/cases/model_case.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -40,7 +40,8 @@ Golden read_golden(const std::string& path, std::int64_t vocab_size) {
     const CaseFile file(path);
     Golden golden;
     for (const std::int64_t id : to_int64s(file.at("tokens"))) {
-        if (id < 0 || id >= vocab_size) file.fail(fmt::format("tensor 'tokens' holds {}, allowed are 0 to {}", id, vocab_size - 1));
+        if (id < 0 || id >= vocab_size)
+            file.fail(fmt::format("tensor 'tokens' holds {}, allowed are 0 to {}", id, vocab_size - 1));
         golden.tokens.push_back(static_cast<std::int32_t>(id));
     }
     if (golden.tokens.empty()) file.fail("tensor 'tokens' is empty");
@@ -49,15 +50,14 @@ Golden read_golden(const std::string& path, std::int64_t vocab_size) {
     golden.logits = to_doubles(file.at("logits"));
     golden.greedy = to_int64s(file.at("greedy"));
     std::size_t sure = golden.greedy.size();
-    const std::vector<std::string> gaps = file.list("greedy_gaps");
-    for (std::size_t i = 0; i < std::min(gaps.size(), sure); ++i) {
-        double gap = 0.0;
-        const char* const end = gaps[i].data() + gaps[i].size();
-        if (std::from_chars(gaps[i].data(), end, gap).ptr != end) {
-            file.fail(fmt::format("metadata 'greedy_gaps' holds '{}', it must be a list of numbers", gaps[i]));
-        }
+    std::string gaps = file.text("greedy_gaps").value_or("");
+    std::ranges::replace(gaps, ',', ' ');  // files separate them by either
+    std::istringstream numbers(gaps);
+    double gap = 0.0;
+    for (std::size_t i = 0; i < sure && numbers >> gap; ++i) {
         if (gap < kSmallestGap) sure = i;
     }
+    if (!numbers && !numbers.eof()) file.fail("metadata 'greedy_gaps' must be a list of numbers");
     golden.greedy.resize(sure);
     return golden;
 }
@@ -84,12 +84,14 @@ Outcome run(Context& context, const std::string& folder) {
     std::vector<float> logits(static_cast<std::size_t>(rows * vocab));
     decoder.forward(context, golden.tokens, cache, logits.data(), rows, vocab);
     Comparison comparison;
-    comparison.compare("logits", "one call", golden.shape, std::vector<double>(logits.begin(), logits.end()), golden.logits, kLogits);
+    comparison.compare("logits", "one call", golden.shape, std::vector<double>(logits.begin(), logits.end()),
+                       golden.logits, kLogits);
 
     KvCache steps(cache_options);
     std::vector<float> row(static_cast<std::size_t>(vocab));
     for (std::int64_t i = 0; i < rows; ++i) {
-        decoder.forward(context, std::span(golden.tokens).subspan(static_cast<std::size_t>(i), 1), steps, row.data(), 1, vocab);
+        decoder.forward(context, std::span(golden.tokens).subspan(static_cast<std::size_t>(i), 1), steps, row.data(), 1,
+                        vocab);
         if (std::memcmp(row.data(), logits.data() + i * vocab, row.size() * sizeof(float)) != 0) {
             comparison.fail(fmt::format("logits of token {} by single steps have other bits than in one call", i));
         }
