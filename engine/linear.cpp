@@ -39,8 +39,28 @@ Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const 
     }
 }
 
+Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const FileTensor& weight,
+               const FileTensor* bias)
+    : inputs_(weight.shape[1]), outputs_(weight.shape[0]), panels_(memory), bias_(memory) {
+    const auto inputs = static_cast<std::size_t>(inputs_);
+    const auto outputs = static_cast<std::size_t>(outputs_);
+    const std::size_t panels = ceil_div(outputs, kPanelTokens);
+    float* panel = panels_.ensure_floats(panels * inputs * kPanelTokens);
+    Buffer widened(memory);  // of one panel's rows: a second copy of all weights would be the peak of loading
+    float* rows = widened.ensure_floats(inputs * kPanelTokens);
+    const FloatEnvironment environment;
+    for (std::size_t first = 0; first < outputs; first += kPanelTokens, panel += inputs * kPanelTokens) {
+        const std::size_t count = std::min(kPanelTokens, outputs - first);
+        copy_floats(weight, first * inputs, {rows, count * inputs});
+        if (count < kPanelTokens) std::fill_n(panel, inputs * kPanelTokens, 0.0F);
+        context.kernels.pack_panels(
+            {{rows, kernels::SourceType::f32, static_cast<std::ptrdiff_t>(inputs), 1, count, inputs}, panel, 0});
+    }
+    if (bias != nullptr) copy_floats(*bias, 0, {bias_.ensure_floats(outputs), outputs});
+}
+
 void Linear::apply(Context::Impl& context, const float* x, std::int64_t x_stride, std::int64_t rows, float* y,
-                   std::int64_t y_stride) const {
+                   std::int64_t y_stride, Into into) const {
     if (rows == 0 || outputs_ == 0) return;
     const auto inputs = static_cast<std::size_t>(inputs_);
     const auto outputs = static_cast<std::size_t>(outputs_);
@@ -61,7 +81,9 @@ void Linear::apply(Context::Impl& context, const float* x, std::int64_t x_stride
         float* out = y + static_cast<std::int64_t>(first_row) * y_stride + first_panel * kPanelTokens;
         if (bias != nullptr) {
             for (std::size_t r = 0; r < row_count; ++r) {
-                std::copy_n(bias + first_panel * kPanelTokens, columns, out + static_cast<std::int64_t>(r) * y_stride);
+                float* row = out + static_cast<std::int64_t>(r) * y_stride;
+                const float* b = bias + first_panel * kPanelTokens;
+                for (std::size_t c = 0; c < columns; ++c) row[c] = into == Into::add ? row[c] + b[c] : b[c];
             }
         }
         std::size_t k = 0;
@@ -76,7 +98,7 @@ void Linear::apply(Context::Impl& context, const float* x, std::int64_t x_stride
                                         .out = out,
                                         .out_stride = static_cast<std::size_t>(y_stride),
                                         .columns = columns,
-                                        .accumulate = bias != nullptr || k > 0,
+                                        .accumulate = into == Into::add || bias != nullptr || k > 0,
                                         .canonical = k + depth == inputs});
             k += depth;
         } while (k < inputs);

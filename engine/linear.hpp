@@ -7,6 +7,7 @@
 #include <memory_resource>
 
 #include "engine/context_impl.hpp"
+#include "engine/safetensors.hpp"
 
 namespace headlong {
 
@@ -16,13 +17,20 @@ class Linear {
     Linear(Context::Impl& context, std::pmr::memory_resource& memory, const InputTensor<2>& weight,
            const InputTensor<1>& bias);
 
+    /// Copies weight [outputs, inputs] of a file, as Hugging Face models store it (applied as x W^T), and its bias
+    /// [outputs] (null: none), widened to f32. Shapes have been checked by the caller.
+    Linear(Context::Impl& context, std::pmr::memory_resource& memory, const FileTensor& weight, const FileTensor* bias);
+
     std::int64_t inputs() const noexcept { return inputs_; }
     std::int64_t outputs() const noexcept { return outputs_; }
 
-    /// y[r][0..outputs) = x[r][0..inputs) W + b for `rows` rows; strides in floats. A row of y depends on its row of x
-    /// alone. Every NaN is written as 0x7fc00000.
+    /// What apply() does with y's contents.
+    enum class Into { overwrite, add };
+
+    /// y[r][0..outputs) = x[r][0..inputs) W + b (added to y with Into::add) for `rows` rows; strides in floats. A row
+    /// of y depends on its row of x alone. Every NaN is written as 0x7fc00000.
     void apply(Context::Impl& context, const float* x, std::int64_t x_stride, std::int64_t rows, float* y,
-               std::int64_t y_stride) const;
+               std::int64_t y_stride, Into into = Into::overwrite) const;
 
   private:
     std::int64_t inputs_;

@@ -52,6 +52,13 @@ class FileData {
     static FileData read(const InputFile& file, std::uint64_t offset, std::uint64_t size,
                          std::pmr::memory_resource& memory);
 
+    /// Bytes that somebody else owns.
+    static FileData borrow(std::span<const std::byte> bytes) noexcept {
+        FileData data;
+        data.bytes_ = bytes;
+        return data;
+    }
+
     std::span<const std::byte> bytes() const noexcept { return bytes_; }
     bool mapped() const noexcept { return mapped_; }
 

@@ -307,21 +307,22 @@ void check_cover(const std::string& path, const std::vector<Placed>& placed, std
     }
 }
 
-std::string read_header(const InputFile& file) {
-    const auto fail = [&](const std::string& what) { throw BadFile(one_line(file.path()) + ": " + what); };
-    if (file.size() < kLengthBytes) {
-        fail("has " + std::to_string(file.size()) + " bytes, a safetensors file starts with 8 of header length");
+/// `read(offset, bytes)` reads from a file of `size` bytes.
+template <typename Read>
+std::string read_header(const std::string& path, std::uint64_t size, const Read& read) {
+    const auto fail = [&](const std::string& what) { throw BadFile(one_line(path) + ": " + what); };
+    if (size < kLengthBytes) {
+        fail("has " + std::to_string(size) + " bytes, a safetensors file starts with 8 of header length");
     }
     std::uint64_t length = 0;
-    file.read(0, std::as_writable_bytes(std::span(&length, 1)));
-    const std::uint64_t allowed = std::min(kLongestHeader, file.size() - kLengthBytes);
+    read(std::uint64_t{0}, std::as_writable_bytes(std::span(&length, 1)));
+    const std::uint64_t allowed = std::min(kLongestHeader, size - kLengthBytes);
     if (length > allowed) {
         fail("header length is " + std::to_string(length) + " bytes, at most " + std::to_string(allowed) +
-             " are allowed" +
-             (allowed < kLongestHeader ? " in a file of " + std::to_string(file.size()) : std::string()));
+             " are allowed" + (allowed < kLongestHeader ? " in a file of " + std::to_string(size) : std::string()));
     }
     std::string header(static_cast<std::size_t>(length), '\0');
-    file.read(kLengthBytes, std::as_writable_bytes(std::span(header)));
+    read(kLengthBytes, std::as_writable_bytes(std::span(header)));
     if (!header.starts_with('{')) {
         fail(header.empty()
                  ? std::string("the header is empty, it must be a JSON object")
@@ -332,13 +333,17 @@ std::string read_header(const InputFile& file) {
 
 /// Elements of any alignment, widened one by one.
 template <typename Stored, typename Result, typename Widen>
-std::vector<Result> convert(std::span<const std::byte> bytes, Widen widen) {
-    std::vector<Result> result(bytes.size() / sizeof(Stored));
-    for (std::size_t i = 0; i < result.size(); ++i) {
+void convert(std::span<const std::byte> bytes, std::span<Result> into, Widen widen) {
+    for (std::size_t i = 0; i < into.size(); ++i) {
         Stored stored;
         std::memcpy(&stored, bytes.data() + i * sizeof(Stored), sizeof(Stored));
-        result[i] = widen(stored);
+        into[i] = widen(stored);
     }
+}
+template <typename Stored, typename Result, typename Widen>
+std::vector<Result> convert(std::span<const std::byte> bytes, Widen widen) {
+    std::vector<Result> result(bytes.size() / sizeof(Stored));
+    convert<Stored, Result>(bytes, std::span(result), widen);
     return result;
 }
 
@@ -357,22 +362,30 @@ float widen_f16(std::uint16_t bits) noexcept {
 }
 
 template <typename Result>
-std::vector<Result> to_floating(const FileTensor& tensor) {
+void copy_floating(const FileTensor& tensor, std::size_t first, std::span<Result> into) {
     const auto cast = [](auto value) { return static_cast<Result>(value); };
+    const std::span<const std::byte> bytes = tensor.bytes.subspan(first * size_of(tensor.type));
     switch (tensor.type) {
         case FileType::f64:
-            return convert<double, Result>(tensor.bytes, cast);
+            return convert<double>(bytes, into, cast);
         case FileType::f32:
-            return convert<float, Result>(tensor.bytes, cast);
+            return convert<float>(bytes, into, cast);
         case FileType::f16:
-            return convert<std::uint16_t, Result>(tensor.bytes, [](auto bits) { return Result{widen_f16(bits)}; });
+            return convert<std::uint16_t>(bytes, into, [](auto bits) { return Result{widen_f16(bits)}; });
         case FileType::bf16:
-            return convert<std::uint16_t, Result>(tensor.bytes, [](auto bits) { return Result{widen_bf16(bits)}; });
+            return convert<std::uint16_t>(bytes, into, [](auto bits) { return Result{widen_bf16(bits)}; });
         default:
             break;
     }
     throw InvalidArgument("tensor " + in_quotes(tensor.name) + " is " + to_string(tensor.type) +
                           ", only F64, F32, F16 and BF16 are allowed here");
+}
+
+template <typename Result>
+std::vector<Result> to_floating(const FileTensor& tensor) {
+    std::vector<Result> result(tensor.count());
+    copy_floating<Result>(tensor, 0, result);
+    return result;
 }
 
 }  // namespace
@@ -396,6 +409,10 @@ std::string describe(const FileTensor& tensor) {
 }
 
 std::vector<float> to_floats(const FileTensor& tensor) { return to_floating<float>(tensor); }
+
+void copy_floats(const FileTensor& tensor, std::size_t first, std::span<float> into) {
+    copy_floating<float>(tensor, first, into);
+}
 
 std::vector<double> to_doubles(const FileTensor& tensor) { return to_floating<double>(tensor); }
 
@@ -435,21 +452,36 @@ std::vector<std::int64_t> to_int64s(const FileTensor& tensor) {
 
 SafetensorsFile::SafetensorsFile(const std::string& path, const SafetensorsOptions& options) : path_(path) {
     const InputFile file(path);
-    const std::string header = read_header(file);
+    const std::string header =
+        read_header(path_, file.size(), [&](auto offset, auto into) { file.read(offset, into); });
+    const std::uint64_t data_begin = kLengthBytes + header.size();
+    std::pmr::memory_resource& memory = options.memory != nullptr ? *options.memory : *std::pmr::new_delete_resource();
+    set_tensors(header, file.size() - data_begin, [&](std::uint64_t size) {
+        return options.map ? FileData::map(file, data_begin, size, memory)
+                           : FileData::read(file, data_begin, size, memory);
+    });
+}
+
+SafetensorsFile::SafetensorsFile(const std::string& name, std::span<const std::byte> bytes) : path_(name) {
+    const std::string header = read_header(path_, bytes.size(), [&](std::uint64_t offset, std::span<std::byte> into) {
+        std::memcpy(into.data(), bytes.data() + offset, into.size());
+    });
+    const std::size_t data_begin = static_cast<std::size_t>(kLengthBytes) + header.size();
+    set_tensors(header, bytes.size() - data_begin,
+                [&](std::uint64_t) { return FileData::borrow(bytes.subspan(data_begin)); });
+}
+
+template <typename OpenData>
+void SafetensorsFile::set_tensors(const std::string& header, std::uint64_t data_size, const OpenData& open_data) {
     HeaderReader reader(path_);
     // strict: nothing but white space may follow the object
     nlohmann::json::sax_parse(header.begin(), header.end(), &reader, nlohmann::json::input_format_t::json, true);
     metadata_ = std::move(reader.metadata);
-
-    const std::uint64_t data_begin = kLengthBytes + header.size();
-    const std::uint64_t data_size = file.size() - data_begin;
     std::vector<Placed> placed;
     for (const auto& [name, entry] : reader.entries) placed.push_back(place_tensor(path_, name, entry, data_size));
     check_cover(path_, placed, data_size);
 
-    std::pmr::memory_resource& memory = options.memory != nullptr ? *options.memory : *std::pmr::new_delete_resource();
-    data_ = options.map ? FileData::map(file, data_begin, data_size, memory)
-                        : FileData::read(file, data_begin, data_size, memory);
+    data_ = open_data(data_size);
     for (Placed& each : placed) {
         each.tensor.bytes = data_.bytes().subspan(static_cast<std::size_t>(each.begin),
                                                   static_cast<std::size_t>(each.end - each.begin));

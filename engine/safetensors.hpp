@@ -63,6 +63,9 @@ std::vector<float> to_floats(const FileTensor& tensor);
 std::vector<double> to_doubles(const FileTensor& tensor);
 std::vector<std::int64_t> to_int64s(const FileTensor& tensor);
 
+/// Widens the elements [first, first + into.size()), which the tensor has, to float; types as for to_floats().
+void copy_floats(const FileTensor& tensor, std::size_t first, std::span<float> into);
+
 struct SafetensorsOptions {
     bool map = true;                              ///< false reads the data into memory
     std::pmr::memory_resource* memory = nullptr;  ///< for data that is read; nullptr = aligned operator new
@@ -73,6 +76,9 @@ class SafetensorsFile {
   public:
     /// Throws IoError, BadFile or OutOfMemory.
     explicit SafetensorsFile(const std::string& path, const SafetensorsOptions& options = {});
+
+    /// A file's bytes in memory, which are not copied and must outlive the object. `name` is for messages.
+    SafetensorsFile(const std::string& name, std::span<const std::byte> bytes);
 
     const std::string& path() const noexcept { return path_; }
     bool mapped() const noexcept { return data_.mapped(); }
@@ -87,6 +93,10 @@ class SafetensorsFile {
     const std::map<std::string, std::string, std::less<>>& metadata() const noexcept { return metadata_; }
 
   private:
+    /// `open_data(size)` gives the FileData that follows the header.
+    template <typename OpenData>
+    void set_tensors(const std::string& header, std::uint64_t data_size, const OpenData& open_data);
+
     std::string path_;
     FileData data_;
     std::vector<FileTensor> tensors_;

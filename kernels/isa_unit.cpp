@@ -6,6 +6,7 @@
 #include "kernels/dot_panels-inl.hpp"
 #include "kernels/merge-inl.hpp"
 #include "kernels/pack-inl.hpp"
+#include "kernels/rows-inl.hpp"
 #include "kernels/softmax_span-inl.hpp"
 #include "kernels/weighted_rows-inl.hpp"
 
@@ -32,6 +33,9 @@ constinit const kernels::KernelTable table{
     .merge = merge,
     .finish = finish,
     .scale_rows = scale_rows,
+    .rms_norm = rms_norm,
+    .rotate_halves = rotate_halves,
+    .swiglu = swiglu,
     .exp2 = exp2_array,
 };
 

@@ -133,6 +133,40 @@ struct Finish {
     std::size_t out_stride;  ///< floats between the dense rows of out
 };
 
+/// out[r][c] = rows[r][c] / sqrt(mean of the row's squares + epsilon) * weight[c] (Zhang and Sennrich 2019, "Root Mean
+/// Square Layer Normalization"). The sum of squares is one partial sum per column mod 16, then the tree of
+/// reduce_tree(). out may be rows.
+struct RmsNorm {
+    const float* rows;
+    std::size_t row_stride;  ///< floats
+    std::size_t row_count;
+    std::size_t columns;
+    const float* weight;  ///< [columns]
+    float epsilon;
+    float* out;
+    std::size_t out_stride;  ///< floats
+};
+
+/// Rotary embedding in place (Su et al. 2021, "RoFormer"), pairing the halves of each head: (x, y) = (v[i], v[i +
+/// half]) becomes (x cos - y sin, y cos + x sin) with the angle of pair i; what lies beyond 2 * half is left alone.
+struct RotateHalves {
+    float* row;  ///< the heads of one token
+    std::size_t heads;
+    std::size_t head_stride;  ///< floats
+    std::size_t half;
+    const float* cosine;  ///< [half]
+    const float* sine;    ///< [half]
+};
+
+/// out[i] = gate[i] * sigmoid(gate[i]) * up[i] (Shazeer 2020, "GLU Variants Improve Transformer"). out may be gate or
+/// up.
+struct SwiGlu {
+    const float* gate;
+    const float* up;
+    float* out;
+    std::size_t count;
+};
+
 struct KernelTable {
     const char* name;  ///< the instruction set's name
     void (*dot_panels)(const DotPanels&) noexcept;
@@ -143,6 +177,9 @@ struct KernelTable {
     void (*merge)(const Merge&) noexcept;
     void (*finish)(const Finish&) noexcept;
     void (*scale_rows)(const ScaleRows&) noexcept;
+    void (*rms_norm)(const RmsNorm&) noexcept;
+    void (*rotate_halves)(const RotateHalves&) noexcept;
+    void (*swiglu)(const SwiGlu&) noexcept;
     void (*exp2)(const float* x, float* y, std::size_t count) noexcept;  ///< for tests: the exponential of softmax_span
 };
 

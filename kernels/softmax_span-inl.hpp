@@ -3,18 +3,11 @@
 
 #include "kernels/exp2-inl.hpp"
 #include "kernels/kernel_table.hpp"
+#include "kernels/reduce-inl.hpp"
 
 namespace headlong::HEADLONG_ISA {
 
 inline constexpr float kInfinity = __builtin_inff();
-
-/// Sums 16 partial sums in a fixed tree: halves onto halves.
-HEADLONG_INLINE float reduce_tree(float* partial) noexcept {
-    for (std::size_t half = 8; half > 0; half /= 2) {
-        for (std::size_t i = 0; i < half; ++i) partial[i] += partial[i + half];
-    }
-    return partial[0];
-}
 
 /// The lanes of register v that the row sees, as [begin, end) in 0..kLanes; end <= begin: none.
 struct Lanes {

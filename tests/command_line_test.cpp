@@ -373,5 +373,51 @@ TEST_F(CommandLineTest, SharedCasesPassOrAreSkippedByName) {
     }
 }
 
+TEST_F(CommandLineTest, GenerateContinuesTheGoldenPrompt) {
+    std::ifstream file(source_dir() / "tools" / "models" / "austen" / "golden.json");
+    const json golden = json::parse(file);
+    const std::string prompt = "-p '" + golden["prompt"].get<std::string>() + "' -n 96 ";
+    const Result result = run("generate --json " + prompt);
+    ASSERT_EQ(result.code, 0) << result.err;
+    const json printed = json::parse(result.out);
+    EXPECT_EQ(printed["prompt_tokens"], golden["prompt_ids"]);
+    EXPECT_EQ(printed["tokens"], golden["greedy"]);
+    EXPECT_EQ(printed["text"], golden["text"]);
+    EXPECT_GT(printed["prefill_tokens_per_s"].get<double>(), 0.0);
+    EXPECT_GT(printed["decode_tokens_per_s"].get<double>(), 0.0);
+    EXPECT_GT(printed["kv_bytes"].get<int>(), 0);
+    const Result text = run("generate " + prompt + " --isa generic --threads 1");
+    EXPECT_EQ(text.out.find(golden["text"].get<std::string>()), 0U) << text.out;
+    EXPECT_NE(text.out.find("generic]"), std::string::npos) << "the figures name the instruction set";
+    const Result folder = run("generate '" + (source_dir() / "tools" / "models" / "austen").string() + "' --json " + prompt);
+    EXPECT_EQ(json::parse(folder.out)["tokens"], golden["greedy"]);
+    const Result stopped = run("generate --json --stop 'dance' --stop room " + prompt);
+    EXPECT_EQ(json::parse(stopped.out)["text"], " walked about the ");
+    const Result empty = run("generate --json -p '' -n 3 --ignore-eos");
+    EXPECT_EQ(json::parse(empty.out)["tokens"].size(), 3U);
+    const std::string seeded = "generate --json -p Emma -n 20 --temperature 1 --top-k 40 --top-p 0.9 --seed 5";
+    EXPECT_EQ(json::parse(run(seeded).out)["tokens"], json::parse(run(seeded).out)["tokens"]);
+}
+
+TEST_F(CommandLineTest, GenerateRefusesBadCalls) {
+    expect_bad_call("generate /nowhere", {"/nowhere/config.json"});
+    expect_bad_call("generate -n -1", {"max_tokens is -1"});
+    expect_bad_call("generate -p a --temperature -2", {"temperature is -2"});
+    expect_bad_call("generate -p a --top-p 0", {"top_p is 0"});
+    expect_bad_call("generate -p a --stop ''", {"stop"});
+    expect_bad_call("generate -p a --isa sse9", {"sse9"});
+    expect_bad_call("generate -p a --prompt-file b", {"--prompt-file"});
+    expect_bad_call("generate --prompt-file /nowhere.txt", {"/nowhere.txt"});
+    expect_bad_call("generate -p a --no-such-flag", {"--no-such-flag"});
+}
+
+TEST_F(CommandLineTest, VerifyComputesModels) {
+    const std::string austen = (source_dir() / "tools" / "models" / "austen").string();
+    const json result = verify("'" + austen + "' --isa all", 0);
+    EXPECT_EQ(result["passed"].get<std::size_t>(), available_isas().size());
+    EXPECT_EQ(result["failed"], 0);
+    EXPECT_LT(result["cases"][0]["max_abs_err"].get<double>(), 6e-5);
+}
+
 }  // namespace
 }  // namespace headlong::test

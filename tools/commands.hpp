@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <headlong/model.hpp>
+
 namespace headlong::tools {
 
 /// What the process returns.
@@ -30,5 +32,21 @@ struct VerifyArguments {
 
 /// Computes cases and compares them with what they expect.
 int run_verify(const VerifyArguments& arguments);
+
+struct GenerateArguments {
+    std::string model;        ///< a folder; empty = the embedded model
+    std::string prompt;       ///< the text, unless prompt_file is given
+    std::string prompt_file;  ///< a file that holds it
+    std::int64_t max_tokens = 256;
+    SamplingOptions sampling;
+    bool ignore_eos = false;
+    std::vector<std::string> stop;
+    std::string isa;          ///< a name; empty = the context's choice
+    std::size_t threads = 0;  ///< 0 = as many as this process may use
+    bool json = false;
+};
+
+/// Continues a prompt with a model, token by token.
+int run_generate(const GenerateArguments& arguments);
 
 }  // namespace headlong::tools

@@ -20,10 +20,14 @@ constexpr const char* kExamples = R"(Examples:
   headlong verify                     a self-test against the double-precision reference
   headlong verify tests/cases/multi_head --isa all
                                       case files, on every instruction set of this machine
+  headlong generate -p "It is a truth"
+                                      continue a text with the embedded model
 
 Exit codes: 0 done, 1 a check failed, 2 a bad call or input.)";
 
-constexpr const char* kVerifyExamples = R"(A FILE is a case in a safetensors file. A FOLDER is its own *.safetensors.
+constexpr const char* kVerifyExamples =
+    R"(A FILE is a case in a safetensors file. A FOLDER is its own *.safetensors; a folder
+with config.json is one case: a model with golden.safetensors.
 
 Examples:
   headlong verify
@@ -31,6 +35,17 @@ Examples:
   headlong verify case.safetensors --isa generic --json
 
 Exit codes: 0 nothing failed, 1 a case failed, 2 a bad call or input.)";
+
+constexpr const char* kGenerateExamples =
+    R"(Greedy unless a temperature is given. MODEL_DIR is a Hugging Face folder (config.json, model.safetensors,
+tokenizer.json) of the Llama architecture; without it, the small model inside the program. Ctrl-C ends the text.
+
+Examples:
+  headlong generate -p "Mr. Bennet looked out of the window and" -n 96
+  headlong generate models/llama -p "Once" --temperature 0.8 --top-p 0.9 --seed 7
+  headlong generate --prompt-file letter.txt --stop "THE END" --json
+
+Exit codes: 0 done, 2 a bad call or input.)";
 
 /// One line on stderr, whatever the text holds.
 int complain(const std::string& text) {
@@ -61,17 +76,54 @@ int run(int argc, char** argv) {
         ->check(CLI::Range(1, 4096).description(""));
     verify_command->add_flag("--json", verify.json, "Print JSON");
 
+    GenerateArguments generate;
+    CLI::App* const generate_command = app.add_subcommand("generate", "Continue a text with a model");
+    generate_command->footer(kGenerateExamples);
+    generate_command->add_option("model", generate.model, "A model folder; the embedded model if not given")
+        ->type_name("MODEL_DIR");
+    CLI::Option* const prompt =
+        generate_command->add_option("-p,--prompt", generate.prompt, "The text to continue")->type_name("TEXT");
+    generate_command->add_option("--prompt-file", generate.prompt_file, "A file that holds it")
+        ->type_name("F")
+        ->excludes(prompt);
+    generate_command->add_option("-n,--max-tokens", generate.max_tokens, "Tokens to generate at most")
+        ->type_name("N")
+        ->capture_default_str();
+    generate_command
+        ->add_option("--temperature", generate.sampling.temperature, "Draw at random, sharper below 1; 0 is greedy")
+        ->type_name("X");
+    generate_command->add_option("--top-k", generate.sampling.top_k, "Draw from the K likeliest tokens; 0 = all")
+        ->type_name("K");
+    generate_command
+        ->add_option("--top-p", generate.sampling.top_p, "Draw from the likeliest tokens that hold this share")
+        ->type_name("P");
+    generate_command->add_option("--seed", generate.sampling.seed, "The same seed gives the same text")->type_name("S");
+    generate_command->add_flag("--ignore-eos", generate.ignore_eos, "Go on after the end of the text");
+    generate_command->add_option("--stop", generate.stop, "End before this text; may be given several times")
+        ->type_name("TEXT")
+        ->allow_extra_args(false);
+    generate_command->add_option("--isa", generate.isa, "Exactly this instruction set; the best one if not given")
+        ->type_name("NAME");
+    generate_command->add_option("--threads", generate.threads, "Threads; as many as this process may use if not given")
+        ->type_name("N")
+        ->check(CLI::Range(1, 4096).description(""));
+    generate_command->add_flag("--json", generate.json, "Print JSON at the end instead of text");
+
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success& request) {  // --help and --version
         return app.exit(request);
     } catch (const CLI::ParseError& error) {
-        const std::string command = *info_command ? "headlong info" : *verify_command ? "headlong verify" : "headlong";
+        const std::string command = *info_command       ? "headlong info"
+                                    : *verify_command   ? "headlong verify"
+                                    : *generate_command ? "headlong generate"
+                                                        : "headlong";
         return complain(fmt::format("{} (see {} --help)", error.what(), command));
     }
     if (*info_command) return run_info(info);
     if (*verify_command) return run_verify(verify);
-    return complain("a command is needed: info or verify (see headlong --help)");
+    if (*generate_command) return run_generate(generate);
+    return complain("a command is needed: info, verify or generate (see headlong --help)");
 }
 
 }  // namespace

@@ -5,6 +5,9 @@
 #include <headlong/context.hpp>
 #include <headlong/error.hpp>
 #include <headlong/kv_cache.hpp>
+#include <headlong/model.hpp>
 #include <headlong/multi_head_attention.hpp>
 #include <headlong/tensor.hpp>
+#include <headlong/tokenizer.hpp>
+#include <headlong/tokenizer.hpp>
 #include <headlong/version.hpp>

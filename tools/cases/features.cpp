@@ -22,7 +22,6 @@ constexpr std::array kFeatures{
     Row{Feature::f16, "f16 tensors", false},
     Row{Feature::bf16, "bf16 tensors", false},
     Row{Feature::f64, "f64 tensors", false},
-    Row{Feature::models, "models", false},
 };
 
 }  // namespace

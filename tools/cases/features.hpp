@@ -18,7 +18,6 @@ enum class Feature : std::uint8_t {
     f16,
     bf16,
     f64,
-    models,
 };
 
 /// "needs mask, softcap", or nothing if all of them are built.

@@ -15,7 +15,7 @@
 #include "engine/mapped_file.hpp"
 #include "tools/cases/attention_case.hpp"
 #include "tools/cases/case_file.hpp"
-#include "tools/cases/features.hpp"
+#include "tools/cases/model_case.hpp"
 #include "tools/cases/multi_head_case.hpp"
 
 namespace headlong::tools {
@@ -92,9 +92,7 @@ std::vector<CasePath> find_cases(const std::string& path) {
 
 Case load_case(const CasePath& path) {
     const std::string name = one_line(file_name(path.path));
-    if (path.model) {
-        return {name, [](Context&) { return skipped(missing({Feature::models})); }};
-    }
+    if (path.model) return guarded(model_case(name, path.path));
     std::string why;
     try {
         return guarded(case_of_file(path.path));

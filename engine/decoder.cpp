@@ -1,0 +1,247 @@
+#include "engine/decoder.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <headlong/attention.hpp>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "engine/kv_cache_impl.hpp"
+#include "engine/mapped_file.hpp"
+#include "engine/parallel.hpp"
+
+namespace headlong {
+namespace {
+
+/// Takes tensors from a weight file by name, checks them, and remembers which ones were asked for.
+class Weights {
+  public:
+    explicit Weights(const SafetensorsFile& file) : file_(file) {}
+
+    const FileTensor& take(const std::string& name, const std::vector<std::int64_t>& shape) {
+        const FileTensor& tensor = file_.at(name);
+        if (tensor.type != FileType::f32 && tensor.type != FileType::f16 && tensor.type != FileType::bf16) {
+            fail(tensor, "F32, F16 or BF16");
+        }
+        if (tensor.shape != shape) fail(tensor, fmt::format("of shape [{}]", fmt::join(shape, ", ")));
+        taken_.insert(name);
+        return tensor;
+    }
+
+    /// A tensor that is not used would change what the model computes, if we knew how.
+    void refuse_rest(bool tied_embeddings, const std::string& head) const {
+        for (const FileTensor& tensor : file_.tensors()) {
+            const bool computed =
+                tensor.name.ends_with(".rotary_emb.inv_freq");  // old files store what config.json says
+            const bool tied_copy = tied_embeddings && tensor.name == head + ".weight";
+            if (!taken_.contains(tensor.name) && !computed && !tied_copy) {
+                throw BadFile(fmt::format("{}: tensor '{}' is not part of this architecture", one_line(file_.path()),
+                                          one_line(tensor.name)));
+            }
+        }
+    }
+
+  private:
+    [[noreturn]] void fail(const FileTensor& tensor, const std::string& allowed) const {
+        throw BadFile(fmt::format("{}: tensor '{}' is {}; it must be {}", one_line(file_.path()), one_line(tensor.name),
+                                  describe(tensor), allowed));
+    }
+    const SafetensorsFile& file_;
+    std::set<std::string, std::less<>> taken_;
+};
+
+std::size_t size(std::int64_t n) noexcept { return static_cast<std::size_t>(n); }
+
+// Row operations move a few KiB a row: below this many rows a thread is not worth waking.
+constexpr std::int64_t kParallelRows = 16;
+
+/// Calls body(row) for every row, on the executor if there are many.
+template <class Body>
+void for_rows(Context::Impl& context, std::int64_t rows, const Body& body) {
+    const auto run = [&](std::size_t task, std::size_t) noexcept { body(static_cast<std::int64_t>(task)); };
+    if (rows >= kParallelRows) {
+        parallel_for(*context.executor, size(rows), run);
+    } else {
+        const FloatEnvironment environment;
+        for (std::int64_t row = 0; row < rows; ++row) body(row);
+    }
+}
+
+}  // namespace
+
+/// Rows of one call, in the workspace.
+struct Decoder::Activations {
+    float* residual;   ///< [tokens][hidden]
+    float* normed;     ///< [tokens][hidden]
+    float* query;      ///< [tokens][heads * head_dim]
+    float* key;        ///< [tokens][kv_heads * head_dim]
+    float* value;      ///< the same
+    float* attention;  ///< [tokens][heads * head_dim]
+    float* gate;       ///< [tokens][intermediate]
+    float* up;         ///< the same
+    float* cosine;     ///< [tokens][head_dim / 2]
+    float* sine;       ///< the same
+
+    Activations(Workspace& workspace, const DecoderConfig& c, std::int64_t tokens) {
+        const std::int64_t width = c.heads * c.head_dim;
+        const std::int64_t kv_width = c.kv_heads * c.head_dim;
+        std::int64_t total = 0;
+        const std::int64_t row = 2 * c.hidden_size + 2 * width + 2 * kv_width + 2 * c.intermediate_size + c.head_dim;
+        if (__builtin_mul_overflow(row, tokens, &total) || total > (std::int64_t{1} << 60)) throw std::bad_alloc();
+        float* p = workspace.rows.ensure_floats(size(total));
+        const auto next = [&](std::int64_t columns) { return std::exchange(p, p + columns * tokens); };
+        residual = next(c.hidden_size);
+        normed = next(c.hidden_size);
+        query = next(width);
+        key = next(kv_width);
+        value = next(kv_width);
+        attention = next(width);
+        gate = next(c.intermediate_size);
+        up = next(c.intermediate_size);
+        cosine = next(c.head_dim / 2);
+        sine = next(c.head_dim / 2);
+    }
+};
+
+Decoder::Decoder(Context::Impl& context, std::pmr::memory_resource& memory, DecoderConfig config,
+                 std::shared_ptr<const SafetensorsFile> weights)
+    : config_(std::move(config)), weights_(std::move(weights)) {
+    const DecoderConfig& c = config_;
+    const TensorNames& names = *c.names;
+    Weights file(*weights_);
+    const auto linear = [&](const std::string& name, std::int64_t inputs, std::int64_t outputs, bool has_bias) {
+        const FileTensor& weight = file.take(name + ".weight", {outputs, inputs});
+        const FileTensor* bias = has_bias ? &file.take(name + ".bias", {outputs}) : nullptr;
+        return Linear(context, memory, weight, bias);
+    };
+    const auto norm = [&](const std::string& name) { return to_floats(file.take(name, {c.hidden_size})); };
+
+    embedding_ = &file.take(names.embedding, {c.vocab_size, c.hidden_size});
+    const std::int64_t width = c.heads * c.head_dim;
+    const std::int64_t kv_width = c.kv_heads * c.head_dim;
+    for (std::int64_t i = 0; i < c.layers; ++i) {
+        const auto named = [i](const char* pattern) { return fmt::format(fmt::runtime(pattern), i); };
+        layers_.push_back(std::unique_ptr<Layer>(new Layer{
+            .attention_norm = norm(named(names.attention_norm)),
+            .query = linear(named(names.query), c.hidden_size, width, c.attention_bias),
+            .key = linear(named(names.key), c.hidden_size, kv_width, c.attention_bias),
+            .value = linear(named(names.value), c.hidden_size, kv_width, c.attention_bias),
+            .attention_output = linear(named(names.attention_output), width, c.hidden_size, c.attention_bias),
+            .mlp_norm = norm(named(names.mlp_norm)),
+            .gate = linear(named(names.gate), c.hidden_size, c.intermediate_size, c.mlp_bias),
+            .up = linear(named(names.up), c.hidden_size, c.intermediate_size, c.mlp_bias),
+            .down = linear(named(names.down), c.intermediate_size, c.hidden_size, c.mlp_bias),
+        }));
+    }
+    final_norm_ = norm(names.final_norm);
+    if (c.tied_embeddings) {
+        head_ = std::make_unique<Linear>(context, memory, *embedding_, nullptr);
+    } else {
+        head_ = std::unique_ptr<Linear>(new Linear(linear(names.head, c.hidden_size, c.vocab_size, false)));
+    }
+    file.refuse_rest(c.tied_embeddings, names.head);
+
+    for (std::int64_t i = 0; i < c.head_dim / 2; ++i) {
+        inverse_frequencies_.push_back(
+            std::pow(c.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(c.head_dim)));
+    }
+}
+
+void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
+                      std::int64_t logit_rows, std::int64_t logit_stride, const Observer& observer) const {
+    cache.reserve(static_cast<std::int64_t>(tokens.size()));
+    try {
+        run(context, tokens, cache, logits, logit_rows, logit_stride, observer);
+    } catch (...) {
+        cache.discard_unfinished();
+        throw;
+    }
+}
+
+void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
+                  std::int64_t logit_rows, std::int64_t logit_stride, const Observer& observer) const {
+    const DecoderConfig& c = config_;
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    if (count == 0) return;
+    const std::int64_t first_position = cache.length();
+    const std::int64_t width = c.heads * c.head_dim;
+    const std::int64_t kv_width = c.kv_heads * c.head_dim;
+    const std::int64_t half = c.head_dim / 2;
+    Context::Impl& impl = context.impl();
+    const kernels::KernelTable& kernels = impl.kernels;
+    auto workspace = impl.workspaces.lend();
+    const Activations a(*workspace, c, count);
+    const auto observe = [&](std::int64_t layer, std::string_view name, const float* rows, std::int64_t columns) {
+        if (observer) observer(layer, name, rows, columns);
+    };
+    const auto norm = [&](const float* rows, std::int64_t row_count, const std::vector<float>& weight) {
+        for_rows(impl, row_count, [&](std::int64_t row) noexcept {
+            kernels.rms_norm({rows + row * c.hidden_size, 0, 1, size(c.hidden_size), weight.data(),
+                              static_cast<float>(c.norm_epsilon), a.normed + row * c.hidden_size, 0});
+        });
+    };
+    const auto extents = [&](std::int64_t heads) { return Extents<3>{heads, count, c.head_dim}; };
+    const auto strides = [&](std::int64_t heads) { return Extents<3>{c.head_dim, heads * c.head_dim, 1}; };
+    const auto input = [&](const float* rows, std::int64_t heads) {
+        return InputTensor<3>{rows, DType::f32, extents(heads), strides(heads)};
+    };
+    const auto output = [&](float* rows, std::int64_t heads) {
+        return OutputTensor<3>{rows, DType::f32, extents(heads), strides(heads)};
+    };
+
+    for_rows(impl, count, [&](std::int64_t row) noexcept {
+        copy_floats(*embedding_, size(tokens[size(row)]) * size(c.hidden_size),
+                    {a.residual + row * c.hidden_size, size(c.hidden_size)});
+        for (std::int64_t i = 0; i < half;
+             ++i) {  // angles in double, then rounded: a float angle of 1e5 is off by 4e-3
+            const double angle = static_cast<double>(first_position + row) * inverse_frequencies_[size(i)];
+            a.cosine[row * half + i] = static_cast<float>(std::cos(angle));
+            a.sine[row * half + i] = static_cast<float>(std::sin(angle));
+        }
+    });
+    observe(0, "embedding", a.residual, c.hidden_size);
+
+    for (std::int64_t index = 0; index < c.layers; ++index) {
+        const Layer& layer = *layers_[size(index)];
+        norm(a.residual, count, layer.attention_norm);
+        layer.query.apply(impl, a.normed, c.hidden_size, count, a.query, width);
+        layer.key.apply(impl, a.normed, c.hidden_size, count, a.key, kv_width);
+        layer.value.apply(impl, a.normed, c.hidden_size, count, a.value, kv_width);
+        for_rows(impl, count, [&](std::int64_t row) noexcept {
+            const float* cosine = a.cosine + row * half;
+            const float* sine = a.sine + row * half;
+            kernels.rotate_halves({a.query + row * width, size(c.heads), size(c.head_dim), size(half), cosine, sine});
+            kernels.rotate_halves(
+                {a.key + row * kv_width, size(c.kv_heads), size(c.head_dim), size(half), cosine, sine});
+        });
+        observe(index, "q", a.query, width);
+        observe(index, "k", a.key, kv_width);
+        observe(index, "v", a.value, kv_width);
+        cache.append(context, size(index), input(a.key, c.kv_heads), input(a.value, c.kv_heads));
+        const CachedQuery query{.query = input(a.query, c.heads),
+                                .cache = &cache,
+                                .layer = size(index),
+                                .output = output(a.attention, c.heads)};
+        attend(context, std::span(&query, 1));
+        observe(index, "attn", a.attention, width);
+        layer.attention_output.apply(impl, a.attention, width, count, a.residual, c.hidden_size, Linear::Into::add);
+
+        norm(a.residual, count, layer.mlp_norm);
+        layer.gate.apply(impl, a.normed, c.hidden_size, count, a.gate, c.intermediate_size);
+        layer.up.apply(impl, a.normed, c.hidden_size, count, a.up, c.intermediate_size);
+        for_rows(impl, count, [&](std::int64_t row) noexcept {
+            float* gate = a.gate + row * c.intermediate_size;
+            kernels.swiglu({gate, a.up + row * c.intermediate_size, gate, size(c.intermediate_size)});
+        });
+        layer.down.apply(impl, a.gate, c.intermediate_size, count, a.residual, c.hidden_size, Linear::Into::add);
+        observe(index, "out", a.residual, c.hidden_size);
+    }
+    if (logit_rows == 0) return;
+    norm(a.residual + (count - logit_rows) * c.hidden_size, logit_rows, final_norm_);
+    head_->apply(impl, a.normed, c.hidden_size, logit_rows, logits, logit_stride);
+}
+
+}  // namespace headlong

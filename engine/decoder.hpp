@@ -1,0 +1,59 @@
+// A decoder-only transformer, built from a description (decoder_config.hpp) and a weight file.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <headlong/kv_cache.hpp>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "engine/decoder_config.hpp"
+#include "engine/linear.hpp"
+#include "engine/safetensors.hpp"
+
+namespace headlong {
+
+/// Immutable once made: any number of threads may call forward() at once, each with a cache of its own.
+class Decoder {
+  public:
+    /// Throws BadFile, naming the tensor, if one is missing, superfluous, or of another shape or type.
+    Decoder(Context::Impl& context, std::pmr::memory_resource& memory, DecoderConfig config,
+            std::shared_ptr<const SafetensorsFile> weights);
+
+    const DecoderConfig& config() const noexcept { return config_; }
+
+    /// Shown, for tests, what a layer computes: rows [tokens][columns], valid during the call.
+    /// Names: "embedding", "q" and "k" (rotated), "v", "attn" (before its projection), "out" (the residual stream).
+    using Observer =
+        std::function<void(std::int64_t layer, std::string_view name, const float* rows, std::int64_t columns)>;
+
+    /// Appends the tokens to the cache, in which they stand at its length, and writes the logits that follow each of
+    /// the last `logit_rows` of them, row by row at `logits`, `logit_stride` floats apart. The tokens are valid,
+    /// logit_rows is at most their number. If anything is thrown, the cache holds what it held before.
+    void forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
+                 std::int64_t logit_rows, std::int64_t logit_stride, const Observer& observer = {}) const;
+
+  private:
+    struct Layer {
+        std::vector<float> attention_norm;
+        Linear query, key, value, attention_output;
+        std::vector<float> mlp_norm;
+        Linear gate, up, down;
+    };
+    struct Activations;
+
+    void run(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
+             std::int64_t logit_rows, std::int64_t logit_stride, const Observer& observer) const;
+
+    DecoderConfig config_;
+    std::shared_ptr<const SafetensorsFile> weights_;  ///< the embedding's rows are read from it
+    const FileTensor* embedding_ = nullptr;
+    std::vector<double> inverse_frequencies_;
+    std::vector<std::unique_ptr<Layer>> layers_;
+    std::vector<float> final_norm_;
+    std::unique_ptr<Linear> head_;
+};
+
+}  // namespace headlong

@@ -1,0 +1,153 @@
+// From a prompt to text: prefill in chunks, one token at a time, text as soon as it is certain.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include <headlong/error.hpp>
+#include <headlong/model.hpp>
+
+namespace headlong {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+void check(const GenerateOptions& options) {
+    if (options.max_tokens < 0) {
+        throw InvalidArgument(fmt::format("max_tokens is {}; it must be 0 or more", options.max_tokens));
+    }
+    if (options.prefill_chunk < 1) {
+        throw InvalidArgument(fmt::format("prefill_chunk is {}; it must be at least 1", options.prefill_chunk));
+    }
+    for (const std::string& stop : options.stop) {
+        if (stop.empty()) throw InvalidArgument("stop: a text is empty; it would end everything at once");
+    }
+}
+
+/// Holds back text that may be the beginning of a stop text, and finds stop texts.
+class StopTexts {
+  public:
+    explicit StopTexts(const std::vector<std::string>& texts) : texts_(texts) {}
+
+    /// Takes new text; returns what is certain not to belong to a stop text. After a stop text was found, it and all
+    /// that follows are dropped.
+    std::string push(std::string_view piece) {
+        if (found_) return {};
+        pending_ += piece;
+        std::size_t first = std::string::npos;
+        for (const std::string& text : texts_) first = std::min(first, pending_.find(text));
+        if (first != std::string::npos) {
+            found_ = true;
+            return pending_.substr(0, first);
+        }
+        std::size_t held = 0;  // the longest end of `pending_` that begins a stop text
+        for (const std::string& text : texts_) {
+            for (std::size_t n = std::min(text.size() - 1, pending_.size()); n > held; --n) {
+                if (std::string_view(pending_).ends_with(std::string_view(text).substr(0, n))) held = n;
+            }
+        }
+        const std::size_t certain = pending_.size() - held;
+        std::string text = pending_.substr(0, certain);
+        pending_.erase(0, certain);
+        return text;
+    }
+    std::string finish() { return found_ ? std::string() : std::exchange(pending_, {}); }
+    bool found() const noexcept { return found_; }
+
+  private:
+    const std::vector<std::string>& texts_;
+    std::string pending_;
+    bool found_ = false;
+};
+
+}  // namespace
+
+const char* to_string(StopReason reason) noexcept {
+    switch (reason) {
+        case StopReason::max_tokens:
+            return "max_tokens";
+        case StopReason::end_of_text:
+            return "end_of_text";
+        case StopReason::stop_text:
+            return "stop_text";
+        case StopReason::context_full:
+            return "context_full";
+        case StopReason::cancelled:
+            return "cancelled";
+    }
+    return "unknown";
+}
+
+Generation generate(Context& context, const Model& model, std::string_view prompt, const GenerateOptions& options) {
+    check(options);
+    Sampler sampler(options.sampling);
+    const ModelInfo& info = model.info();
+    Generation result;
+    result.prompt_tokens = model.tokenizer().encode(prompt);
+    if (result.prompt_tokens.empty()) {
+        if (info.eos_ids.empty()) throw InvalidArgument("prompt: is empty, and the model has no token to start from");
+        result.prompt_tokens.push_back(info.eos_ids.front());
+    }
+    const auto prompt_length = static_cast<std::int64_t>(result.prompt_tokens.size());
+    if (prompt_length > info.max_positions) {
+        throw InvalidArgument(fmt::format("prompt: has {} tokens; the model's max_position_embeddings is {}",
+                                          prompt_length, info.max_positions));
+    }
+
+    KvCache cache(model.cache_options());
+    std::vector<float> logits(static_cast<std::size_t>(info.vocab_size));
+    const auto one_row = OutputTensor<2>::dense(logits.data(), {1, info.vocab_size});
+    const auto cancelled = [&] { return options.stop_token.stop_requested(); };
+
+    const auto prefill_start = Clock::now();
+    for (std::int64_t first = 0; first < prompt_length && !cancelled(); first += options.prefill_chunk) {
+        const std::int64_t count = std::min(options.prefill_chunk, prompt_length - first);
+        const bool last = first + count == prompt_length;
+        model.forward(
+            context,
+            std::span(result.prompt_tokens).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)),
+            cache, last ? one_row : OutputTensor<2>{});
+    }
+    result.prefill_seconds = seconds_since(prefill_start);
+
+    TokenStream stream(model.tokenizer());
+    stream.prime(result.prompt_tokens);
+    StopTexts stop_texts(options.stop);
+    bool wanted = true;  // by the callback
+    const auto emit = [&](const std::string& text) {
+        result.text += text;
+        if (!text.empty() && options.on_text && !options.on_text(text)) wanted = false;
+    };
+    const auto decode_start = Clock::now();
+    for (;;) {
+        result.reason = StopReason::cancelled;
+        if (cancelled() || !wanted) break;
+        result.reason = StopReason::max_tokens;
+        if (static_cast<std::int64_t>(result.tokens.size()) == options.max_tokens) break;
+        result.reason = StopReason::context_full;
+        if (prompt_length + static_cast<std::int64_t>(result.tokens.size()) == info.max_positions) break;
+        const std::int32_t token = sampler.pick(logits);
+        result.reason = StopReason::end_of_text;
+        if (!options.ignore_eos && std::ranges::find(info.eos_ids, token) != info.eos_ids.end()) break;
+        result.tokens.push_back(token);
+        // a vocabulary may be padded with ids that are no tokens and have no text
+        if (model.tokenizer().id_to_token(token)) emit(stop_texts.push(stream.push(token)));
+        result.reason = StopReason::stop_text;
+        if (stop_texts.found()) break;
+        if (static_cast<std::int64_t>(result.tokens.size()) == options.max_tokens ||
+            cache.length() + 1 == info.max_positions) {
+            continue;  // nothing will be asked of its logits
+        }
+        model.forward(context, std::span(&token, 1), cache, one_row);
+    }
+    result.decode_seconds = seconds_since(decode_start);
+    emit(stop_texts.push(stream.finish()));
+    emit(stop_texts.finish());
+    result.kv_bytes = cache.used_bytes();
+    return result;
+}
+
+}  // namespace headlong

@@ -1,0 +1,20 @@
+// What a model holds.
+#pragma once
+
+#include <headlong/model.hpp>
+
+#include "engine/decoder.hpp"
+
+namespace headlong {
+
+class Model::Impl {
+  public:
+    Impl(Context& context, std::pmr::memory_resource& memory, const DecoderConfig& config,
+         std::shared_ptr<const SafetensorsFile> weights, Tokenizer tokenizer_of_model);
+
+    Decoder decoder;
+    Tokenizer tokenizer;
+    ModelInfo info;
+};
+
+}  // namespace headlong

@@ -1,0 +1,408 @@
+// The road of a text:
+//
+//     added tokens that are matched as written
+//       -> between them: normalizers -> added tokens that are matched as normalized
+//         -> between those: pre-tokenizers -> byte-pair encoding
+//           -> the ids that the post-processor adds
+//
+// and back: tokens -> the decoder's chain.
+#include <headlong/tokenizer.hpp>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <unordered_map>
+#include <utility>
+
+#include <headlong/error.hpp>
+
+#include "engine/json_node.hpp"
+#include "engine/mapped_file.hpp"
+#include "engine/tokenizer_bpe.hpp"
+#include "engine/tokenizer_decoders.hpp"
+#include "engine/tokenizer_text.hpp"
+#include "engine/utf8.hpp"
+
+namespace headlong {
+namespace {
+
+constexpr std::uint64_t kLargestFile = std::uint64_t{1} << 28;
+constexpr std::size_t kLongestText = std::size_t{1} << 30;  // grown by normalizers it still has 32-bit offsets
+
+std::string in_quotes(std::string_view text) { return "'" + one_line(text) + "'"; }
+
+/// Finds added tokens in a text: the leftmost first, and of those that begin there the longest.
+class TokenMatcher {
+  public:
+    void add(std::string_view token, std::int32_t id) {
+        if (token.empty()) return;
+        std::uint32_t node = 0;
+        for (const char c : token) {
+            const auto [found, added] = children_.try_emplace(key(node, c), static_cast<std::uint32_t>(ids_.size()));
+            if (added) ids_.push_back(kNone);
+            node = found->second;
+        }
+        ids_[node] = id;
+        begins_[static_cast<unsigned char>(token[0])] = true;
+    }
+
+    /// Calls text(part) and token(id) in the order of the text. Parts are not empty.
+    template <typename Text, typename Token>
+    void split(std::string_view whole, Text text, Token token) const {
+        std::size_t done = 0;
+        std::size_t at = 0;
+        while (at < whole.size()) {
+            std::int32_t id = kNone;
+            const std::size_t length =
+                begins_[static_cast<unsigned char>(whole[at])] ? longest(whole.substr(at), id) : 0;
+            if (length == 0) {
+                ++at;
+                continue;
+            }
+            if (done < at) text(done, whole.substr(done, at - done));
+            token(id);
+            at += length;
+            done = at;
+        }
+        if (done < whole.size()) text(done, whole.substr(done));
+    }
+
+  private:
+    static constexpr std::int32_t kNone = -1;
+    static std::uint64_t key(std::uint32_t node, char c) noexcept {
+        return std::uint64_t{node} << 8U | static_cast<unsigned char>(c);
+    }
+
+    std::size_t longest(std::string_view text, std::int32_t& id) const {
+        std::size_t length = 0;
+        std::uint32_t node = 0;
+        for (std::size_t i = 0; i < text.size(); ++i) {
+            const auto found = children_.find(key(node, text[i]));
+            if (found == children_.end()) break;
+            node = found->second;
+            if (ids_[node] != kNone) {
+                id = ids_[node];
+                length = i + 1;
+            }
+        }
+        return length;
+    }
+
+    std::unordered_map<std::uint64_t, std::uint32_t> children_;  // a tree: node and byte to node
+    std::vector<std::int32_t> ids_ = {kNone};                    // of the token that ends in a node
+    std::array<bool, 256> begins_{};
+};
+
+/// A post-processor's template: ids, and where the text's own are.
+struct TemplatePart {
+    bool text = false;
+    std::vector<std::int32_t> ids;
+};
+using Template = std::vector<TemplatePart>;
+
+struct Token {
+    std::string text;
+    bool used = false;
+    bool special = false;
+};
+
+}  // namespace
+
+struct Tokenizer::Impl {
+    Impl(std::string_view json, const std::string& file) : Impl(parse_json(json, file), file) {}
+    Impl(const nlohmann::json& document, const std::string& file)
+        : Impl(JsonNode(document, file), part(document, file, "decoder")) {}
+    Impl(const JsonNode& root, const JsonNode& decoder);
+
+    /// A member that may be missing, which is the same as null.
+    static JsonNode part(const nlohmann::json& document, const std::string& file, const char* key) {
+        static const nlohmann::json null;
+        const JsonNode root(document, file);
+        return root.find(key).value_or(root.child(null, key));
+    }
+
+    void add_token(std::string_view text, std::int32_t id);
+    void read_added_tokens(const JsonNode& node);
+    void read_post_processor(const JsonNode& node);
+    Template read_template(const JsonNode& node) const;
+    void encode_part(std::string_view text, bool at_start, RegexBudget& budget, BytePairEncoding::Scratch& scratch,
+                     std::vector<std::int32_t>& ids) const;
+    const Token& token(std::int32_t id) const;
+
+    BytePairEncoding model;
+    std::vector<std::unique_ptr<const Normalizer>> normalizers;
+    std::vector<std::unique_ptr<const PreTokenizer>> pre_tokenizers;
+    std::vector<Template> templates;
+    DecoderChain decoder;
+    TokenIds ids;               // of all tokens
+    std::vector<Token> tokens;  // by id
+    TokenMatcher as_written;
+    TokenMatcher as_normalized;
+};
+
+Tokenizer::Impl::Impl(const JsonNode& root, const JsonNode& decoder_node)
+    : model(root.at("model")), decoder(decoder_node) {
+    for (const auto& [text, id] : model.vocab()) add_token(text, id);
+    if (const auto node = root.find("normalizer")) normalizers = read_normalizers(*node);
+    if (const auto node = root.find("pre_tokenizer")) pre_tokenizers = read_pre_tokenizers(*node);
+    if (const auto node = root.find("added_tokens")) read_added_tokens(*node);
+    if (const auto node = root.find("post_processor")) read_post_processor(*node);
+    // truncation and padding are requests to whoever makes batches; they are no part of what a text is in tokens
+}
+
+void Tokenizer::Impl::add_token(std::string_view text, std::int32_t id) {
+    const auto index = static_cast<std::size_t>(id);
+    if (index >= tokens.size()) tokens.resize(index + 1);
+    tokens[index].text = text;
+    tokens[index].used = true;
+    ids.emplace(text, id);
+}
+
+void Tokenizer::Impl::read_added_tokens(const JsonNode& node) {
+    TokenIds seen;
+    for (const JsonNode& each : node.items()) {
+        const JsonNode id_node = each.at("id");
+        const JsonNode content = each.at("content");
+        const auto id = static_cast<std::int32_t>(id_node.whole_number(kLargestTokenId));
+        const std::string& text = content.string();
+        if (text.empty()) content.fail("is empty");
+        if (!seen.emplace(text, id).second) content.fail("is " + in_quotes(text) + ", which is there twice");
+        for (const char* key : {"single_word", "lstrip", "rstrip"}) {
+            if (each.boolean_or(key, false)) each.at(key).refuse("is true, only false is built");
+        }
+        if (const auto known = ids.find(text); known != ids.end() && known->second != id) {
+            id_node.fail("is " + std::to_string(id) + ", but " + in_quotes(text) + " has the id " +
+                         std::to_string(known->second));
+        }
+        if (const auto index = static_cast<std::size_t>(id);
+            index < tokens.size() && tokens[index].used && tokens[index].text != text) {
+            id_node.fail("is " + std::to_string(id) + " for " + in_quotes(text) + ", but that is the id of " +
+                         in_quotes(tokens[index].text));
+        }
+        add_token(text, id);
+        const bool special = each.boolean_or("special", false);
+        tokens[static_cast<std::size_t>(id)].special = special;
+        if (each.boolean_or("normalized", !special)) {
+            std::string normalized = text;
+            RegexBudget budget;
+            for (const auto& step : normalizers) step->apply(normalized, budget);
+            as_normalized.add(normalized, id);
+        } else {
+            as_written.add(text, id);
+        }
+    }
+}
+
+Template Tokenizer::Impl::read_template(const JsonNode& node) const {
+    const auto special_tokens = node.find("special_tokens");
+    Template result;
+    for (const JsonNode& each : node.at("single").items()) {
+        const auto sequence = each.find("Sequence");
+        const auto special = each.find("SpecialToken");
+        if (sequence.has_value() == special.has_value()) {
+            each.fail("must have one member, Sequence or SpecialToken");
+        }
+        if (sequence) {
+            const JsonNode id = sequence->at("id");
+            if (id.string() != "A") id.fail("is " + in_quotes(id.string()) + ", only A is there in a single text");
+            result.push_back({.text = true, .ids = {}});
+            continue;
+        }
+        const JsonNode id = special->at("id");
+        if (!special_tokens || !special_tokens->find(id.string())) {
+            id.fail("is " + in_quotes(id.string()) + ", which is not among special_tokens");
+        }
+        TemplatePart part;
+        for (const JsonNode& number : special_tokens->at(id.string()).at("ids").items()) {
+            const auto value = static_cast<std::size_t>(number.whole_number(kLargestTokenId));
+            if (value >= tokens.size() || !tokens[value].used) {
+                number.fail("is " + std::to_string(value) + ", which is the id of no token");
+            }
+            part.ids.push_back(static_cast<std::int32_t>(value));
+        }
+        result.push_back(std::move(part));
+    }
+    if (std::ranges::count_if(result, [](const TemplatePart& part) { return part.text; }) > 1) {
+        node.at("single").fail("has the text more than once");  // in a Sequence, that doubles again and again
+    }
+    return result;
+}
+
+void Tokenizer::Impl::read_post_processor(const JsonNode& node) {
+    const JsonNode type = node.at("type");
+    const std::string& name = type.string();
+    if (name == "Sequence") {
+        for (const JsonNode& each : node.at("processors").items()) read_post_processor(each);
+    } else if (name == "TemplateProcessing") {
+        templates.push_back(read_template(node));
+    } else if (name != "ByteLevel") {  // which trims offsets alone
+        type.refuse("is " + in_quotes(name) + ", built are Sequence, TemplateProcessing, ByteLevel");
+    }
+}
+
+void Tokenizer::Impl::encode_part(std::string_view text, bool at_start, RegexBudget& budget,
+                                  BytePairEncoding::Scratch& scratch, std::vector<std::int32_t>& result) const {
+    std::vector<Piece> pieces;
+    pieces.push_back({std::string(text), at_start});
+    std::vector<Piece> next;
+    for (const auto& step : pre_tokenizers) {
+        for (Piece& piece : pieces) step->cut(std::move(piece), next, budget);
+        std::erase_if(next, [](const Piece& piece) { return piece.text.empty(); });
+        pieces.swap(next);
+        next.clear();
+    }
+    for (const Piece& piece : pieces) model.encode(piece.text, result, scratch);
+}
+
+const Token& Tokenizer::Impl::token(std::int32_t id) const {
+    const auto index = static_cast<std::size_t>(id);
+    if (id < 0 || index >= tokens.size() || !tokens[index].used) {
+        throw InvalidArgument("the token id is " + std::to_string(id) +
+                              ", which the tokenizer does not have: its "
+                              "ids are in [0, " +
+                              std::to_string(tokens.size()) + ")");
+    }
+    return tokens[index];
+}
+
+Tokenizer Tokenizer::from_file(const std::string& path) {
+    const InputFile file(path);
+    if (file.size() > kLargestFile) {
+        throw BadFile(one_line(path) + ": has " + std::to_string(file.size()) + " bytes, at most " +
+                      std::to_string(kLargestFile) + " are allowed");
+    }
+    std::string text(static_cast<std::size_t>(file.size()), '\0');
+    file.read(0, std::as_writable_bytes(std::span(text)));
+    return from_json(text, path);
+}
+
+Tokenizer Tokenizer::from_json(std::string_view text, std::string_view name) {
+    return Tokenizer(std::make_shared<const Impl>(text, one_line(name)));
+}
+
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
+    if (text.size() > kLongestText) {
+        throw InvalidArgument("the text has " + std::to_string(text.size()) + " bytes, at most " +
+                              std::to_string(kLongestText) + " are allowed");
+    }
+    if (const auto offset = find_invalid_utf8(text)) {
+        throw InvalidArgument("the text is not valid UTF-8 at its byte " + std::to_string(*offset));
+    }
+    RegexBudget budget;
+    budget.allow(text.size());
+    BytePairEncoding::Scratch scratch;
+    std::vector<std::int32_t> ids;
+    const auto add = [&](std::int32_t id) { ids.push_back(id); };
+    impl_->as_written.split(
+        text,
+        [&](std::size_t offset, std::string_view part) {
+            std::string normalized(part);
+            for (const auto& step : impl_->normalizers) step->apply(normalized, budget);
+            impl_->as_normalized.split(
+                normalized,
+                [&](std::size_t inner, std::string_view piece) {
+                    impl_->encode_part(piece, offset == 0 && inner == 0, budget, scratch, ids);
+                },
+                add);
+        },
+        add);
+    if (!add_special_tokens) return ids;
+    for (const Template& parts : impl_->templates) {
+        std::vector<std::int32_t> whole;
+        for (const TemplatePart& part : parts) {
+            const std::vector<std::int32_t>& more = part.text ? ids : part.ids;
+            whole.insert(whole.end(), more.begin(), more.end());
+        }
+        ids.swap(whole);
+    }
+    return ids;
+}
+
+std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_special_tokens) const {
+    DecoderChain decoder = impl_->decoder;
+    std::string text;
+    for (const std::int32_t id : ids) {
+        const Token& token = impl_->token(id);
+        if (!skip_special_tokens || !token.special) decoder.push(token.text, text);
+    }
+    decoder.finish(text);
+    return text;
+}
+
+std::size_t Tokenizer::vocab_size() const noexcept { return impl_->tokens.size(); }
+
+std::optional<std::int32_t> Tokenizer::token_to_id(std::string_view token) const {
+    const auto found = impl_->ids.find(token);
+    return found == impl_->ids.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::optional<std::string_view> Tokenizer::id_to_token(std::int32_t id) const noexcept {
+    const auto index = static_cast<std::size_t>(id);
+    if (id < 0 || index >= impl_->tokens.size() || !impl_->tokens[index].used) return std::nullopt;
+    return impl_->tokens[index].text;
+}
+
+struct TokenStream::State {
+    State(std::shared_ptr<const Tokenizer::Impl> tables, bool skip)
+        : impl(std::move(tables)), skip_special_tokens(skip), decoder(impl->decoder) {}
+
+    /// What of a text is to be returned: not what the prompt would have ended with by itself, and now comes late.
+    void withhold(std::string& text) {
+        std::size_t same = 0;
+        while (same < text.size() && same < prompt_rest.size()) {
+            const std::size_t length = utf8_length(text[same]);
+            if (prompt_rest.compare(same, length, text, same, length) != 0) {
+                prompt_rest.clear();  // the prompt's text is no prefix: this belongs to both
+                break;
+            }
+            same += length;
+        }
+        text.erase(0, same);
+        prompt_rest.erase(0, same);
+    }
+
+    std::shared_ptr<const Tokenizer::Impl> impl;
+    bool skip_special_tokens;
+    DecoderChain decoder;
+    std::string prompt_rest;
+    bool begun = false;
+};
+
+TokenStream::TokenStream(const Tokenizer& tokenizer, bool skip_special_tokens)
+    : state_(std::make_unique<State>(tokenizer.impl_, skip_special_tokens)) {}
+TokenStream::~TokenStream() = default;
+TokenStream::TokenStream(TokenStream&&) noexcept = default;
+TokenStream& TokenStream::operator=(TokenStream&&) noexcept = default;
+
+void TokenStream::prime(std::span<const std::int32_t> ids) {
+    if (state_->begun) throw InvalidArgument("a stream of tokens is primed before its first token");
+    DecoderChain decoder = state_->impl->decoder;
+    std::string text;
+    for (const std::int32_t id : ids) {
+        const Token& token = state_->impl->token(id);
+        if (!state_->skip_special_tokens || !token.special) decoder.push(token.text, text);
+        text.clear();
+    }
+    DecoderChain(decoder).finish(text);
+    state_->decoder = std::move(decoder);
+    state_->prompt_rest = std::move(text);
+}
+
+std::string TokenStream::push(std::int32_t id) {
+    const Token& token = state_->impl->token(id);
+    state_->begun = true;
+    std::string text;
+    if (!state_->skip_special_tokens || !token.special) state_->decoder.push(token.text, text);
+    state_->withhold(text);
+    return text;
+}
+
+std::string TokenStream::finish() {
+    std::string text;
+    state_->decoder.finish(text);
+    state_->withhold(text);
+    state_ = std::make_unique<State>(state_->impl, state_->skip_special_tokens);
+    return text;
+}
+
+}  // namespace headlong

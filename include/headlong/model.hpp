@@ -1,0 +1,147 @@
+// Decoder models from Hugging Face folders, and text from them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <memory_resource>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <headlong/context.hpp>
+#include <headlong/kv_cache.hpp>
+#include <headlong/tensor.hpp>
+#include <headlong/tokenizer.hpp>
+
+namespace headlong {
+
+struct ModelOptions {
+    bool map = true;  ///< false reads the weight file into memory: a mapped file that shrinks ends the process
+    std::pmr::memory_resource* memory =
+        nullptr;  ///< for weights; must outlive the model; nullptr = aligned operator new
+};
+
+/// The files of a model that the program holds in memory. The weights are not copied and must outlive the model.
+struct ModelFiles {
+    std::string name;                         ///< for messages
+    std::string_view config;                  ///< config.json
+    std::string_view tokenizer;               ///< tokenizer.json
+    std::span<const std::byte> weights = {};  ///< model.safetensors
+};
+
+/// What a model is, from its config.json.
+struct ModelInfo {
+    std::string architecture;
+    std::int64_t vocab_size = 0;
+    std::int64_t hidden_size = 0;
+    std::int64_t layers = 0;
+    std::int64_t heads = 0;
+    std::int64_t kv_heads = 0;
+    std::int64_t head_dim = 0;
+    std::int64_t max_positions = 0;     ///< tokens a text may have
+    std::vector<std::int32_t> eos_ids;  ///< tokens that end a text
+};
+
+/// A decoder and its tokenizer. Immutable once made: any number of threads may use it at once, with contexts of any
+/// instruction set.
+class Model {
+  public:
+    /// Reads config.json, model.safetensors and tokenizer.json of a folder. Throws IoError, BadFile (naming the key or
+    /// tensor), Unsupported (naming the architecture or key), OutOfMemory.
+    Model(Context& context, const std::string& folder, const ModelOptions& options = {});
+    Model(Context& context, const ModelFiles& files, const ModelOptions& options = {});
+    ~Model();
+    Model(Model&&) noexcept;
+    Model& operator=(Model&&) noexcept;
+
+    const ModelInfo& info() const noexcept;
+    const Tokenizer& tokenizer() const noexcept;
+
+    /// Options of a cache for this model: its layers and shape, and max_positions as the capacity.
+    KvCacheOptions cache_options() const;
+
+    /// Appends tokens to the cache, and writes the logits [m, vocab_size] that follow each of the last m of them, m
+    /// from 0 to their number. A row's bits do not depend on how tokens were split into calls, or on threads. Throws
+    /// and leaves the cache as it was if a token or shape is wrong, the cache is full, or memory runs out.
+    void forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache,
+                 const OutputTensor<2>& logits) const;
+
+    class Impl;
+    const Impl& impl() const noexcept { return *impl_; }  ///< for the library's own use
+
+  private:
+    std::unique_ptr<Impl> impl_;
+};
+
+/// How the next token is drawn. With temperature 0 it is the one of the largest logit (the first of equals).
+struct SamplingOptions {
+    float temperature = 0.0F;  ///< >= 0; logits are divided by it, first
+    std::int64_t top_k = 0;    ///< then only the k largest stay; 0 = all
+    float top_p = 1.0F;        ///< then only the smallest set that holds this share of the probability; in (0, 1]
+    std::uint64_t seed = 0;    ///< the same seed, logits and options give the same tokens on every machine
+};
+
+/// Draws tokens. Not thread-safe: one per text.
+class Sampler {
+  public:
+    /// Throws InvalidArgument, naming the option.
+    explicit Sampler(const SamplingOptions& options);
+
+    /// The next token for logits that are not empty. Throws InvalidArgument if one of them is NaN or +infinity, or all
+    /// are -infinity.
+    std::int32_t pick(std::span<const float> logits);
+
+  private:
+    struct Candidate {
+        double weight;
+        std::int32_t token;
+    };
+    double uniform() noexcept;
+
+    SamplingOptions options_;
+    std::uint64_t state_;
+    std::vector<Candidate> candidates_;
+};
+
+struct GenerateOptions {
+    std::int64_t max_tokens = 256;  ///< tokens to generate at most; >= 0
+    SamplingOptions sampling = {};
+    bool ignore_eos = false;             ///< go on after an end-of-text token
+    std::vector<std::string> stop = {};  ///< texts that end the generation, and are cut off; not empty
+    std::int64_t prefill_chunk = 512;    ///< tokens of the prompt that are computed at once: bounds scratch; >= 1
+    /// Called with each piece of text once it is certain (never half a character, nothing that may be part of a stop
+    /// text); returns false to end the generation.
+    std::function<bool(std::string_view piece)> on_text = {};
+    std::stop_token stop_token = {};  ///< ends the generation between tokens and between chunks of the prompt
+};
+
+enum class StopReason : std::uint8_t {
+    max_tokens,    ///< as many as asked for
+    end_of_text,   ///< an end-of-text token, which is not part of the result
+    stop_text,     ///< one of GenerateOptions::stop
+    context_full,  ///< the text has max_positions tokens
+    cancelled,     ///< the stop token, or on_text
+};
+
+/// "max_tokens", "end_of_text" and so on.
+const char* to_string(StopReason reason) noexcept;
+
+struct Generation {
+    std::vector<std::int32_t> prompt_tokens;
+    std::vector<std::int32_t> tokens;  ///< the continuation alone
+    std::string text;                  ///< of the continuation alone
+    StopReason reason = StopReason::max_tokens;
+    double prefill_seconds = 0.0;
+    double decode_seconds = 0.0;  ///< of all tokens after the first, which the prefill gives
+    std::size_t kv_bytes = 0;     ///< used by the cache at the end
+};
+
+/// Continues a prompt, special tokens added as tokenizer.json says. An empty prompt to which nothing is added starts
+/// from the first end-of-text token, if there is one. Throws InvalidArgument (naming the option; a prompt longer than
+/// max_positions) and what forward() throws.
+Generation generate(Context& context, const Model& model, std::string_view prompt, const GenerateOptions& options = {});
+
+}  // namespace headlong

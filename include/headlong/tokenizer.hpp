@@ -1,0 +1,91 @@
+// Text to token ids and back, as a model's tokenizer.json says (the format of Hugging Face's tokenizers). Built are
+// byte-pair encoding, on bytes or with byte fallback, and the steps around it; a file that asks for anything else is
+// refused by name.
+//
+//     const auto tokenizer = headlong::Tokenizer::from_file("model/tokenizer.json");
+//     const std::vector<std::int32_t> ids = tokenizer.encode("It is a truth");
+//     headlong::TokenStream stream(tokenizer);
+//     stream.prime(ids);                       // the continuation alone is wanted
+//     std::cout << stream.push(next) << ...;   // whole characters, as soon as they are certain
+//     std::cout << stream.finish();
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace headlong {
+
+/// Immutable and safe to use from many threads at once. Copies are cheap and share the tables.
+class Tokenizer {
+  public:
+    /// Reads a tokenizer.json. Throws IoError, BadFile (the message names the file and the key), or Unsupported if
+    /// the file asks for a step or an option that is not built.
+    static Tokenizer from_file(const std::string& path);
+
+    /// The same from text in memory; `name` is what errors call it.
+    static Tokenizer from_json(std::string_view text, std::string_view name = "tokenizer.json");
+
+    /// The ids of a text in UTF-8. With add_special_tokens the ids that the file's post_processor adds (such as a
+    /// begin token) are there; added tokens that the text spells out are found either way.
+    /// Throws InvalidArgument naming the byte offset if the text is not valid UTF-8, and BadFile if a regular
+    /// expression of the file takes more steps on this text than any useful one.
+    std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens = true) const;
+
+    /// The text of ids: valid UTF-8 always; bytes that make no character become U+FFFD. Tokens that the file marks
+    /// as special are left out if skip_special_tokens. Throws InvalidArgument naming the first id that is no token.
+    std::string decode(std::span<const std::int32_t> ids, bool skip_special_tokens = true) const;
+
+    /// One more than the largest id. Ids in between that belong to no token are possible.
+    std::size_t vocab_size() const noexcept;
+
+    /// The id of a token as the file spells it (byte-level tokens in their printable form).
+    std::optional<std::int32_t> token_to_id(std::string_view token) const;
+
+    /// The token as the file spells it, or nothing if the id belongs to none. Valid as long as the tokenizer or a
+    /// copy of it.
+    std::optional<std::string_view> id_to_token(std::int32_t id) const noexcept;
+
+  private:
+    friend class TokenStream;
+    struct Impl;
+    explicit Tokenizer(std::shared_ptr<const Impl> impl) noexcept : impl_(std::move(impl)) {}
+    std::shared_ptr<const Impl> impl_;
+};
+
+/// Decodes id by id. All pieces together are what decode() gives of all ids; each piece is valid UTF-8. Text is
+/// returned once no later id can change it: a character whose bytes are not all there is held back, and so is a run
+/// of byte-fallback tokens, which becomes text or U+FFFD as a whole. Used by one thread at a time; keeps the
+/// tokenizer's tables alive.
+class TokenStream {
+  public:
+    explicit TokenStream(const Tokenizer& tokenizer, bool skip_special_tokens = true);
+    ~TokenStream();
+    TokenStream(TokenStream&&) noexcept;
+    TokenStream& operator=(TokenStream&&) noexcept;
+
+    /// Ids that stand before those to come, and whose text is not returned: what depends on the beginning of the
+    /// whole text (such as stripping its first space) sees them. If decode(prompt ids) is a prefix of decode(all
+    /// ids), the pieces are exactly the rest. Before the first push; throws InvalidArgument after it, or for an id
+    /// that is no token, with nothing changed.
+    void prime(std::span<const std::int32_t> ids);
+
+    /// The text that became certain with this id, often empty. Throws InvalidArgument if the id is no token; the
+    /// stream is then as it was.
+    std::string push(std::int32_t id);
+
+    /// The rest. The stream is then as new, without a prompt.
+    std::string finish();
+
+  private:
+    struct State;
+    std::unique_ptr<State> state_;
+};
+
+}  // namespace headlong

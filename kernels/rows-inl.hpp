@@ -1,0 +1,70 @@
+// Operations on single rows: normalisation, rotary embedding, activation. Compiled per instruction set.
+#pragma once
+
+#include "kernels/exp2-inl.hpp"
+#include "kernels/kernel_table.hpp"
+#include "kernels/reduce-inl.hpp"
+
+namespace headlong::HEADLONG_ISA {
+
+inline void rms_norm(const kernels::RmsNorm& a) noexcept {
+    for (std::size_t r = 0; r < a.row_count; ++r) {
+        const float* x = a.rows + r * a.row_stride;
+        float* out = a.out + r * a.out_stride;
+        F32 sums[kPanelVectors];
+        HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) sums[v] = broadcast(0.0F);
+        std::size_t c = 0;
+        for (; c + 16 <= a.columns; c += 16) {
+            HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {
+                const F32 y = load(x + c + v * kLanes);
+                sums[v] = fma(y, y, sums[v]);
+            }
+        }
+        HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {
+            const std::size_t start = c + v * kLanes;
+            if (start < a.columns) {
+                const std::size_t left = a.columns - start;
+                const F32 y = load_n(x + start, left < kLanes ? left : kLanes);
+                sums[v] = fma(y, y, sums[v]);
+            }
+        }
+        float partial[16];
+        HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) store(partial + v * kLanes, sums[v]);
+        const float mean = reduce_tree(partial) / static_cast<float>(a.columns);
+        const F32 factor = broadcast(1.0F / __builtin_sqrtf(mean + a.epsilon));
+        for (c = 0; c < a.columns; c += kLanes) {
+            const std::size_t n = a.columns - c < kLanes ? a.columns - c : kLanes;
+            store_n(out + c, load_n(x + c, n) * factor * load_n(a.weight + c, n), n);
+        }
+    }
+}
+
+inline void rotate_halves(const kernels::RotateHalves& a) noexcept {
+    for (std::size_t h = 0; h < a.heads; ++h) {
+        float* first = a.row + h * a.head_stride;
+        float* second = first + a.half;
+        for (std::size_t i = 0; i < a.half; i += kLanes) {
+            const std::size_t n = a.half - i < kLanes ? a.half - i : kLanes;
+            const F32 x = load_n(first + i, n);
+            const F32 y = load_n(second + i, n);
+            const F32 cosine = load_n(a.cosine + i, n);
+            const F32 sine = load_n(a.sine + i, n);
+            store_n(first + i, fma(x, cosine, broadcast(0.0F) - y * sine), n);
+            store_n(second + i, fma(y, cosine, x * sine), n);
+        }
+    }
+}
+
+inline void swiglu(const kernels::SwiGlu& a) noexcept {
+    constexpr float kLog2E = 0x1.715476p+0F;
+    for (std::size_t c = 0; c < a.count; c += kLanes) {
+        const std::size_t n = a.count - c < kLanes ? a.count - c : kLanes;
+        const F32 gate = load_n(a.gate + c, n);
+        // -max(gate * log2(e), -126): where the bound bites, the sigmoid is under 2^-125
+        const F32 exponential = exp2(broadcast(0.0F) - max(gate * broadcast(kLog2E), broadcast(-126.0F)));
+        const F32 sigmoid = divide(broadcast(1.0F), broadcast(1.0F) + exponential);
+        store_n(a.out + c, gate * sigmoid * load_n(a.up + c, n), n);
+    }
+}
+
+}  // namespace headlong::HEADLONG_ISA

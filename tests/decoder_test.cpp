@@ -1,0 +1,399 @@
+// Decoders: golden models layer by layer, the same bits, small random models of every storage, and hostile folders.
+#include "engine/decoder.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <headlong/error.hpp>
+#include <headlong/model.hpp>
+
+#include "engine/context_impl.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/isas.hpp"
+#include "tests/support/random.hpp"
+#include "tests/support/shared_data.hpp"
+#include "tests/support/write_safetensors.hpp"
+
+namespace headlong::test {
+namespace {
+
+using nlohmann::json;
+
+KvCache cache_for(const Model& model) { return KvCache(model.cache_options()); }
+
+std::string austen() { return (source_dir() / "tools" / "models" / "austen").string(); }
+
+/// Logits of all tokens, `chunk` at a time.
+std::vector<float> logits_of(Context& context, const Model& model, const std::vector<std::int32_t>& tokens,
+                             std::size_t chunk) {
+    KvCache cache = cache_for(model);
+    const auto vocab = static_cast<std::size_t>(model.info().vocab_size);
+    std::vector<float> logits(tokens.size() * vocab);
+    for (std::size_t first = 0; first < tokens.size(); first += chunk) {
+        const std::size_t count = std::min(chunk, tokens.size() - first);
+        model.forward(context, std::span(tokens).subspan(first, count), cache,
+                      OutputTensor<2>::dense(logits.data() + first * vocab,
+                                             {static_cast<std::int64_t>(count), model.info().vocab_size}));
+    }
+    return logits;
+}
+
+TEST(DecoderTest, LayersOfStoriesAgreeWithTheGoldenPrompt) {
+    HEADLONG_SHARED_OR_SKIP(folder, "models/stories260k");
+    const SafetensorsFile golden((folder / "golden_prompt.safetensors").string());
+    std::vector<std::int32_t> tokens;
+    for (const std::int64_t id : to_int64s(golden.at("input_ids"))) tokens.push_back(static_cast<std::int32_t>(id));
+    HEADLONG_FOR_EACH_ISA(isa) {
+        const auto context = make_context(isa, 2);
+        const Model model(*context, folder.string());
+        const DecoderConfig& config = [&]() -> const DecoderConfig& {
+            static DecoderConfig parsed;
+            std::string text;
+            parsed = parse_decoder_config(
+                R"({"architectures":["LlamaForCausalLM"],"vocab_size":512,"hidden_size":64,"intermediate_size":172,
+                "num_hidden_layers":5,"num_attention_heads":8,"num_key_value_heads":4,"rms_norm_eps":1e-5,"tie_word_embeddings":true})",
+                "test");
+            return parsed;
+        }();
+        const Decoder decoder(context->impl(), context->memory(), config,
+                              std::make_shared<const SafetensorsFile>((folder / "model.safetensors").string()));
+        KvCache cache = cache_for(model);
+        std::vector<float> logits(tokens.size() * 512);
+        std::size_t compared = 0;
+        decoder.forward(*context, tokens, cache, logits.data(), static_cast<std::int64_t>(tokens.size()), 512,
+                        [&](std::int64_t layer, std::string_view name, const float* rows, std::int64_t columns) {
+                            const std::string tensor = name == "embedding"
+                                                           ? "embedding"
+                                                           : "layer" + std::to_string(layer) + "." + std::string(name);
+                            const std::vector<double> want = to_doubles(golden.at(tensor));
+                            ASSERT_EQ(want.size(), tokens.size() * static_cast<std::size_t>(columns)) << tensor;
+                            for (std::size_t i = 0; i < want.size(); ++i)
+                                ASSERT_NEAR(rows[i], want[i], 1e-4) << tensor << " " << i;
+                            ++compared;
+                        });
+        EXPECT_EQ(compared, 1U + 5U * 5U);
+        const std::vector<double> want = to_doubles(golden.at("logits"));
+        for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(logits[i], want[i], 5e-4) << i;
+    }
+}
+
+TEST(DecoderTest, GreedyIdsOfStoriesAreTheGoldenOnes) {
+    HEADLONG_SHARED_OR_SKIP(folder, "models/stories260k");
+    const std::vector<std::int64_t> golden =
+        to_int64s(SafetensorsFile((folder / "golden_greedy.safetensors").string()).at("ids"));
+    ASSERT_EQ(golden.size(), 346U);
+    HEADLONG_FOR_EACH_ISA(isa) {
+        const auto context = make_context(isa);
+        const Model model(*context, folder.string());
+        KvCache cache = cache_for(model);
+        Sampler greedy({});
+        std::vector<float> logits(512);
+        for (std::size_t i = 0; i + 1 < golden.size(); ++i) {
+            const auto token = static_cast<std::int32_t>(golden[i]);
+            model.forward(*context, std::span(&token, 1), cache, OutputTensor<2>::dense(logits.data(), {1, 512}));
+            ASSERT_EQ(greedy.pick(logits), golden[i + 1]) << i;
+        }
+    }
+}
+
+TEST(DecoderTest, LogitsHaveTheSameBitsHoweverThePromptIsCut) {
+    Random random(51);
+    std::vector<std::int32_t> tokens;
+    for (int i = 0; i < (emulated() ? 40 : 130); ++i)
+        tokens.push_back(static_cast<std::int32_t>(random.integer(0, 1023)));
+    HEADLONG_FOR_EACH_ISA(isa) {
+        std::vector<float> first;
+        for (const std::size_t threads : {1U, 2U}) {
+            const auto context = make_context(isa, threads);
+            const Model model(*context, austen());
+            for (const std::size_t chunk : {tokens.size(), std::size_t{1}, std::size_t{7}, std::size_t{64}}) {
+                const std::vector<float> logits = logits_of(*context, model, tokens, chunk);
+                if (first.empty()) first = logits;
+                EXPECT_TRUE(same_bits(first, logits)) << threads << " threads, chunks of " << chunk;
+            }
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------- folders made by tests
+
+constexpr const char* kTokenizer = R"({"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2},"merges":["a b"]}})";
+
+json small_config() {
+    return {{"architectures", {"LlamaForCausalLM"}},
+            {"vocab_size", 11},
+            {"hidden_size", 12},
+            {"intermediate_size", 10},
+            {"num_hidden_layers", 2},
+            {"num_attention_heads", 4},
+            {"num_key_value_heads", 2},
+            {"head_dim", 6},
+            {"max_position_embeddings", 40},
+            {"rms_norm_eps", 1e-5},
+            {"rope_theta", 10000.0},
+            {"hidden_act", "silu"},
+            {"tie_word_embeddings", false},
+            {"torch_dtype", "float32"},
+            {"eos_token_id", 2}};
+}
+
+std::vector<TensorToWrite> small_tensors(bool biases = false) {
+    Random random(52);
+    std::vector<TensorToWrite> tensors;
+    const auto add = [&](const std::string& name, const std::vector<std::int64_t>& shape) {
+        std::int64_t count = 1;
+        for (const std::int64_t extent : shape) count *= extent;
+        std::vector<float> values(static_cast<std::size_t>(count));
+        for (float& x : values) {  // bf16 holds them exactly
+            x = random.normal_f32() * 0.3F;
+            std::uint32_t bits = 0;
+            std::memcpy(&bits, &x, 4);
+            bits &= 0xFFFF0000U;
+            std::memcpy(&x, &bits, 4);
+        }
+        tensors.push_back(tensor_to_write(name, "F32", shape, values));
+    };
+    add("model.embed_tokens.weight", {11, 12});
+    add("lm_head.weight", {11, 12});
+    add("model.norm.weight", {12});
+    for (const char* layer : {"0", "1"}) {
+        const std::string prefix = std::string("model.layers.") + layer + ".";
+        add(prefix + "input_layernorm.weight", {12});
+        add(prefix + "post_attention_layernorm.weight", {12});
+        const std::vector<std::pair<std::string, std::vector<std::int64_t>>> linear{
+            {"self_attn.q_proj", {24, 12}}, {"self_attn.k_proj", {12, 12}}, {"self_attn.v_proj", {12, 12}},
+            {"self_attn.o_proj", {12, 24}}, {"mlp.gate_proj", {10, 12}},    {"mlp.up_proj", {10, 12}},
+            {"mlp.down_proj", {12, 10}}};
+        for (const auto& [name, shape] : linear) {
+            add(prefix + name + ".weight", shape);
+            if (biases) add(prefix + name + ".bias", {shape[0]});
+        }
+    }
+    return tensors;
+}
+
+/// A model folder in the temporary folder, removed at the end.
+class DecoderFolderTest : public testing::Test {
+  protected:
+    DecoderFolderTest() {
+        folder_ = std::filesystem::temp_directory_path() /
+                  ("headlong-model-" + std::string(testing::UnitTest::GetInstance()->current_test_info()->name()) +
+                   "-" + std::to_string(::getpid()));
+        std::filesystem::create_directories(folder_);
+        write(small_config(), small_tensors());
+    }
+    ~DecoderFolderTest() override {
+        std::error_code ignored;
+        std::filesystem::remove_all(folder_, ignored);
+    }
+    void write(const json& config, const std::vector<TensorToWrite>& tensors) const {
+        write_bytes((folder_ / "config.json").string(), config.dump());
+        write_bytes((folder_ / "tokenizer.json").string(), kTokenizer);
+        write_safetensors((folder_ / "model.safetensors").string(), tensors);
+    }
+    Model load(bool map = true) {
+        ModelOptions options;
+        options.map = map;
+        return Model(context_, folder_.string(), options);
+    }
+    std::vector<float> logits(const Model& model) { return logits_of(context_, model, {0, 5, 10, 3, 3, 7}, 6); }
+
+    void expect_refused(ErrorCode code, const std::string& text) {
+        try {
+            load();
+            ADD_FAILURE() << "nothing was thrown; expected '" << text << "'";
+        } catch (const Error& error) {
+            const std::string message = error.what();
+            EXPECT_EQ(error.code(), code) << message;
+            EXPECT_NE(message.find(text), std::string::npos) << message;
+            EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+        }
+    }
+    void expect_config_refused(const std::string& key, const json& value, ErrorCode code, const std::string& text) {
+        SCOPED_TRACE(key);
+        json config = small_config();
+        config[key] = value;
+        write(config, small_tensors());
+        expect_refused(code, text);
+    }
+
+    std::filesystem::path folder_;
+    Context context_{[] {
+        ContextOptions options;
+        options.threads = 1;
+        return options;
+    }()};
+};
+
+TEST_F(DecoderFolderTest, StorageDoesNotMatter) {
+    const std::vector<float> want = logits(load());
+    for (const float x : want) EXPECT_TRUE(std::isfinite(x));
+    EXPECT_TRUE(same_bits(want, logits(load(false)))) << "read instead of mapped";
+    std::vector<TensorToWrite> tensors = small_tensors();
+    for (std::size_t i = 0; i < tensors.size(); i += 2) {  // mixed types; what follows an odd tensor is unaligned
+        std::string half;
+        for (std::size_t b = 2; b < tensors[i].bytes.size(); b += 4) half += tensors[i].bytes.substr(b, 2);
+        tensors[i].bytes = half;
+        tensors[i].dtype = "BF16";
+    }
+    tensors.insert(tensors.begin(),
+                   tensor_to_write<std::uint8_t>("model.layers.0.self_attn.rotary_emb.inv_freq", "U8", {1}, {1}));
+    write(small_config(), tensors);
+    EXPECT_TRUE(same_bits(want, logits(load()))) << "BF16 and unaligned";
+}
+
+TEST_F(DecoderFolderTest, TiedEmbeddingsAreTheHead) {
+    std::vector<TensorToWrite> tensors = small_tensors();
+    tensors[1].bytes = tensors[0].bytes;
+    write(small_config(), tensors);
+    const std::vector<float> want = logits(load());
+    json config = small_config();
+    config["tie_word_embeddings"] = true;
+    write(config, tensors);  // a stored copy of the head is allowed
+    EXPECT_TRUE(same_bits(want, logits(load())));
+    tensors.erase(tensors.begin() + 1);
+    write(config, tensors);
+    EXPECT_TRUE(same_bits(want, logits(load())));
+}
+
+TEST_F(DecoderFolderTest, BiasesCountOnlyWhereConfigSaysSo) {
+    const std::vector<float> without = logits(load());
+    json config = small_config();
+    config["attention_bias"] = true;
+    config["mlp_bias"] = true;
+    std::vector<TensorToWrite> tensors = small_tensors(true);
+    write(config, tensors);
+    EXPECT_FALSE(same_bits(without, logits(load())));
+    for (TensorToWrite& tensor : tensors) {
+        if (tensor.name.ends_with(".bias")) tensor.bytes.assign(tensor.bytes.size(), '\0');
+    }
+    std::vector<TensorToWrite> plain = tensors;  // the random weights differ from those without biases
+    std::erase_if(plain, [](const TensorToWrite& tensor) { return tensor.name.ends_with(".bias"); });
+    write(config, tensors);
+    const std::vector<float> zero_bias = logits(load());
+    write(small_config(), plain);
+    const std::vector<float> no_bias = logits(load());
+    for (std::size_t i = 0; i < no_bias.size(); ++i) EXPECT_NEAR(zero_bias[i], no_bias[i], 1e-5);
+    write(small_config(), tensors);
+    expect_refused(ErrorCode::bad_file, "self_attn.k_proj.bias' is not part");
+}
+
+TEST_F(DecoderFolderTest, BrokenConfigsAreNamed) {
+    const auto bad = ErrorCode::bad_file;
+    const auto unsupported = ErrorCode::unsupported;
+    expect_config_refused("architectures", {"MambaForCausalLM"}, unsupported, "MambaForCausalLM");
+    expect_config_refused("architectures", json::array(), bad, "architectures");
+    expect_config_refused("vocab_size", -3, bad, "vocab_size: is -3");
+    expect_config_refused("hidden_size", "64", bad, "hidden_size: is \"64\"");
+    expect_config_refused("num_hidden_layers", 0, bad, "num_hidden_layers: is 0");
+    expect_config_refused("num_hidden_layers", 1.5, bad, "num_hidden_layers: is 1.5");
+    expect_config_refused("intermediate_size", std::numeric_limits<std::uint64_t>::max(), bad, "intermediate_size");
+    expect_config_refused("num_key_value_heads", 3, bad, "num_key_value_heads: is 3");
+    expect_config_refused("head_dim", 5, bad, "head_dim: is 5");
+    expect_config_refused("rms_norm_eps", -1.0, bad, "rms_norm_eps: is -1");
+    expect_config_refused("rope_theta", 0, bad, "rope_theta: is 0");
+    expect_config_refused("rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}, unsupported, "rope_scaling.");
+    expect_config_refused("rope_parameters", {{"rope_type", "yarn"}}, unsupported, "rope_parameters.rope_type");
+    expect_config_refused("hidden_act", "gelu", unsupported, "hidden_act: is \"gelu\"");
+    expect_config_refused("sliding_window", 4096, unsupported, "sliding_window: is 4096");
+    expect_config_refused("attn_logit_softcapping", 50.0, unsupported, "attn_logit_softcapping");
+    expect_config_refused("partial_rotary_factor", 0.5, unsupported, "partial_rotary_factor");
+    expect_config_refused("quantization_config", {{"bits", 4}}, unsupported, "quantization_config");
+    expect_config_refused("residual_multiplier", 0.2, unsupported, "residual_multiplier");
+    expect_config_refused("use_qk_norm", true, unsupported, "use_qk_norm");
+    expect_config_refused("attention_bias", 1, bad, "attention_bias: is 1");
+    expect_config_refused("eos_token_id", 11, bad, "eos_token_id: is 11");
+    expect_config_refused("eos_token_id", {2, -1}, bad, "eos_token_id: is -1");
+    json config = small_config();
+    config.erase("hidden_size");
+    write(config, small_tensors());
+    expect_refused(bad, "hidden_size: is missing");
+    for (const char* text : {"", "[1]", "{\"a\":", "null", "{\"architectures\": [\"Llama\xff\"]}"}) {
+        write_bytes((folder_ / "config.json").string(), text);
+        EXPECT_THROW(load(), Error) << text;
+    }
+    write_bytes((folder_ / "config.json").string(), std::string(100000, '['));
+    expect_refused(bad, "nested more than");
+
+    // what is off, or about something else, is ignored
+    config = small_config();
+    for (const char* key : {"rope_scaling", "sliding_window", "quantization_config"}) config[key] = nullptr;
+    config["mlp_bias"] = false;
+    config["use_sliding_window"] = false;
+    config["initializer_range"] = 0.02;
+    config["transformers_version"] = "4.57";
+    config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 10000.0}};
+    write(config, small_tensors());
+    EXPECT_NO_THROW(load());
+}
+
+TEST_F(DecoderFolderTest, BrokenWeightsAreNamed) {
+    const auto with = [&](const auto& change, const std::string& text) {
+        std::vector<TensorToWrite> tensors = small_tensors();
+        change(tensors);
+        write(small_config(), tensors);
+        expect_refused(ErrorCode::bad_file, text);
+    };
+    with([](auto& t) { t.pop_back(); }, "model.layers.1.mlp.down_proj.weight' is missing");
+    with(
+        [](auto& t) {
+            t[0].shape = {12, 11};
+        },
+        "model.embed_tokens.weight' is F32[12, 11]; it must be of shape [11, 12]");
+    with([](auto& t) { t[2].shape = {3, 4}; }, "model.norm.weight' is F32[3, 4]");
+    with([](auto& t) { t[2].dtype = "I32"; }, "model.norm.weight' is I32[12]; it must be F32, F16 or BF16");
+    with(
+        [](auto& t) {
+            t.push_back(tensor_to_write<float>("model.layers.0.self_attn.q_norm.weight", "F32", {1}, {1.0F}));
+        },
+        "q_norm.weight' is not part");
+    write(small_config(), small_tensors());
+    write_bytes((folder_ / "model.safetensors").string(), "short");
+    expect_refused(ErrorCode::bad_file, "model.safetensors");
+    std::filesystem::remove(folder_ / "model.safetensors");
+    expect_refused(ErrorCode::io, "model.safetensors");
+    write(small_config(), small_tensors());
+    std::filesystem::remove(folder_ / "config.json");
+    expect_refused(ErrorCode::io, "config.json");
+}
+
+TEST_F(DecoderFolderTest, BadCallsLeaveTheCache) {
+    const Model model = load();
+    KvCache cache = cache_for(model);
+    std::vector<float> logits(11 * 4);
+    const std::vector<std::int32_t> tokens{1, 2, 3};
+    const auto forward = [&](const std::vector<std::int32_t>& t, std::int64_t rows) {
+        model.forward(context_, t, cache, OutputTensor<2>::dense(logits.data(), {rows, 11}));
+    };
+    forward(tokens, 1);
+    EXPECT_EQ(cache.length(), 3);
+    EXPECT_THROW(forward({1, 11}, 1), InvalidArgument);
+    EXPECT_THROW(forward({-1}, 1), InvalidArgument);
+    EXPECT_THROW(forward(tokens, 4), InvalidArgument);
+    EXPECT_THROW(forward(std::vector<std::int32_t>(38, 1), 1), InvalidArgument) << "41 of 40 positions";
+    EXPECT_THROW(model.forward(context_, tokens, cache, OutputTensor<2>::dense(logits.data(), {1, 10})),
+                 InvalidArgument);
+    KvCacheOptions other = model.cache_options();
+    other.layers = 1;
+    KvCache wrong(other);
+    EXPECT_THROW(model.forward(context_, tokens, wrong, {}), InvalidArgument);
+    EXPECT_EQ(cache.length(), 3);
+    forward({}, 0);
+    forward(std::vector<std::int32_t>(37, 1), 0);
+    EXPECT_EQ(cache.length(), 40);
+}
+
+}  // namespace
+}  // namespace headlong::test

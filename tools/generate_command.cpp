@@ -1,0 +1,130 @@
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <ctime>
+#include <stop_token>
+#include <string>
+#include <thread>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <headlong/error.hpp>
+#include <headlong/model.hpp>
+
+#if HEADLONG_HAVE_MIMALLOC
+#include <headlong/mimalloc.hpp>
+#endif
+
+#include "engine/mapped_file.hpp"
+#include "tools/commands.hpp"
+#include "tools/embedded_model.hpp"
+
+namespace headlong::tools {
+namespace {
+
+/// While it lives, Ctrl-C asks for a stop instead of ending the process; a second Ctrl-C ends it. Signals are blocked
+/// in every thread that starts meanwhile and taken by one of our own: a handler may not touch a stop_source.
+class Interrupt {
+  public:
+    Interrupt() {
+        sigemptyset(&signals_);
+        sigaddset(&signals_, SIGINT);
+        pthread_sigmask(SIG_BLOCK, &signals_, &before_);
+        thread_ = std::jthread([this](const std::stop_token& ended) {
+            while (!ended.stop_requested()) {
+                const timespec tenth{.tv_sec = 0, .tv_nsec = 100'000'000};
+                if (sigtimedwait(&signals_, nullptr, &tenth) != SIGINT) continue;
+                if (!source_.request_stop()) std::_Exit(130);
+            }
+        });
+    }
+    ~Interrupt() {
+        thread_.request_stop();
+        thread_.join();
+        pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    }
+    Interrupt(const Interrupt&) = delete;
+    Interrupt& operator=(const Interrupt&) = delete;
+    std::stop_token token() const { return source_.get_token(); }
+
+  private:
+    sigset_t signals_{};
+    sigset_t before_{};
+    std::stop_source source_;
+    std::jthread thread_;
+};
+
+std::string read_prompt(const std::string& path) {
+    const InputFile file(path);
+    constexpr std::uint64_t kLargest = std::uint64_t{1} << 30;
+    if (file.size() > kLargest)
+        throw InvalidArgument(
+            fmt::format("--prompt-file {}: has {} bytes; at most {} are allowed", path, file.size(), kLargest));
+    std::string text(static_cast<std::size_t>(file.size()), '\0');
+    file.read(0, std::as_writable_bytes(std::span(text)));
+    return text;
+}
+
+double rate(std::size_t tokens, double seconds) { return seconds > 0.0 ? static_cast<double>(tokens) / seconds : 0.0; }
+
+}  // namespace
+
+int run_generate(const GenerateArguments& arguments) {
+    const Interrupt interrupt;  // before the context starts threads
+    const std::string prompt = arguments.prompt_file.empty() ? arguments.prompt : read_prompt(arguments.prompt_file);
+    ContextOptions context_options;
+    if (!arguments.isa.empty()) {
+        context_options.isa = parse_isa(arguments.isa);
+        if (!context_options.isa)
+            throw InvalidArgument(
+                fmt::format("--isa is '{}', which is no instruction set; see headlong info", arguments.isa));
+    }
+    context_options.threads = arguments.threads;
+#if HEADLONG_HAVE_MIMALLOC
+    context_options.memory = &mimalloc_resource();
+#endif
+    Context context(context_options);
+    const Model model = load_model(context, arguments.model);
+
+    GenerateOptions options;
+    options.max_tokens = arguments.max_tokens;
+    options.sampling = arguments.sampling;
+    options.ignore_eos = arguments.ignore_eos;
+    options.stop = arguments.stop;
+    options.stop_token = interrupt.token();
+    if (!arguments.json) {
+        options.on_text = [](std::string_view piece) {
+            // a reader that is gone ends the text; main() says so
+            return std::fwrite(piece.data(), 1, piece.size(), stdout) == piece.size() && std::fflush(stdout) == 0;
+        };
+    }
+    const Generation result = generate(context, model, prompt, options);
+
+    const double prefill = rate(result.prompt_tokens.size(), result.prefill_seconds);
+    const double decode = rate(result.tokens.empty() ? 0 : result.tokens.size() - 1, result.decode_seconds);
+    if (arguments.json) {
+        nlohmann::ordered_json json;
+        json["prompt_tokens"] = result.prompt_tokens;
+        json["tokens"] = result.tokens;
+        json["text"] = result.text;
+        json["stopped_by"] = to_string(result.reason);
+        json["prefill_tokens_per_s"] = prefill;
+        json["decode_tokens_per_s"] = decode;
+        json["kv_bytes"] = result.kv_bytes;
+        json["isa"] = to_string(context.isa());
+        fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+    } else {
+        fmt::print(
+            "\n\n[{} tokens after {}, stopped by {}; prefill {:.0f} tokens/s, decode {:.0f} tokens/s, cache {} bytes, "
+            "{}]\n",
+            result.tokens.size(), result.prompt_tokens.size(), to_string(result.reason), prefill, decode,
+            result.kv_bytes, to_string(context.isa()));
+    }
+    return done;
+}
+
+}  // namespace headlong::tools
