@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -358,10 +359,10 @@ TEST_F(CommandLineTest, WhatIsNotKnownIsSkippedByName) {
     EXPECT_TRUE(holds(why(more, {}), "'alibi'"));
 
     std::ofstream(folder_ / "cases" / "config.json") << "{}";
-    const json report = verify("'" + (folder_ / "cases").string() + "/'", 0);
-    EXPECT_EQ(report["skipped"], 1);
+    const json report = verify("'" + (folder_ / "cases").string() + "/'", 1);  // a folder with config.json is a model
+    EXPECT_EQ(report["failed"], 1);
     EXPECT_EQ(report["cases"][0]["name"], "cases");
-    EXPECT_EQ(report["cases"][0]["why"], "needs models");
+    EXPECT_TRUE(holds(report["cases"][0]["why"].get<std::string>(), "architectures: is missing"));
 }
 
 TEST_F(CommandLineTest, SharedCasesPassOrAreSkippedByName) {
@@ -370,6 +371,15 @@ TEST_F(CommandLineTest, SharedCasesPassOrAreSkippedByName) {
     for (const char* folder : {"multi_head", "onnx_attention", "attention_edges", "onnx_ops"}) {
         const json report = verify("--isa all '" + (shared / folder).string() + "'", 0);
         EXPECT_EQ(report["failed"], 0) << folder;
+        // what this version has passes; a case may be skipped only by the name of what is missing
+        const std::map<std::string, std::size_t> passed{
+            {"multi_head", 8}, {"onnx_attention", 13}, {"attention_edges", 10}, {"onnx_ops", 0}};
+        EXPECT_EQ(report["passed"].get<std::size_t>(), passed.at(folder) * available_isas().size()) << folder;
+        for (const json& each : report["cases"]) {
+            if (each["status"] == "skipped") {
+                EXPECT_EQ(each["why"].get<std::string>().find("needs "), 0U) << each;
+            }
+        }
     }
 }
 
@@ -389,7 +399,8 @@ TEST_F(CommandLineTest, GenerateContinuesTheGoldenPrompt) {
     const Result text = run("generate " + prompt + " --isa generic --threads 1");
     EXPECT_EQ(text.out.find(golden["text"].get<std::string>()), 0U) << text.out;
     EXPECT_NE(text.out.find("generic]"), std::string::npos) << "the figures name the instruction set";
-    const Result folder = run("generate '" + (source_dir() / "tools" / "models" / "austen").string() + "' --json " + prompt);
+    const Result folder =
+        run("generate '" + (source_dir() / "tools" / "models" / "austen").string() + "' --json " + prompt);
     EXPECT_EQ(json::parse(folder.out)["tokens"], golden["greedy"]);
     const Result stopped = run("generate --json --stop 'dance' --stop room " + prompt);
     EXPECT_EQ(json::parse(stopped.out)["text"], " walked about the ");

@@ -287,7 +287,7 @@ TEST_F(DecoderFolderTest, BiasesCountOnlyWhereConfigSaysSo) {
     const std::vector<float> no_bias = logits(load());
     for (std::size_t i = 0; i < no_bias.size(); ++i) EXPECT_NEAR(zero_bias[i], no_bias[i], 1e-5);
     write(small_config(), tensors);
-    expect_refused(ErrorCode::bad_file, "self_attn.k_proj.bias' is not part");
+    expect_refused(ErrorCode::bad_file, ".bias' is not part");
 }
 
 TEST_F(DecoderFolderTest, BrokenConfigsAreNamed) {

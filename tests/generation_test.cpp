@@ -165,7 +165,7 @@ TEST_F(GenerationModelTest, TheSameSeedGivesTheSameTextWhateverTheChunks) {
 TEST_F(GenerationModelTest, StopTextsAreCutOffEvenAcrossTokens) {
     const auto prompt = golden_["prompt"].get<std::string>();
     const auto text = golden_["text"].get<std::string>();
-    for (const std::string stop : {"room", "om.\n\"I am", "d the", ".\n", "dance,\" said Mrs"}) {
+    for (const std::string stop : {"room", "om.\n\"I am", "ed about t", ".\n", "dance,\" said Mrs"}) {
         SCOPED_TRACE(stop);
         GenerateOptions options;
         options.max_tokens = 96;
