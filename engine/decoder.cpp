@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <headlong/attention.hpp>
+#include <headlong/error.hpp>
 #include <set>
 #include <string>
 #include <utility>
@@ -152,11 +153,19 @@ Decoder::Decoder(Context::Impl& context, std::pmr::memory_resource& memory, Deco
 
 void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
                       std::int64_t logit_rows, std::int64_t logit_stride, const Observer& observer) const {
+    const std::int64_t held = cache.length();
+    for (std::size_t layer = 0; layer < cache.layers(); ++layer) {
+        if (cache.length(layer) != held) {
+            throw InvalidArgument(
+                fmt::format("forward: layer {} of the cache holds {} tokens, others {}; a step was left half done",
+                            layer, cache.length(layer), held));
+        }
+    }
     cache.reserve(static_cast<std::int64_t>(tokens.size()));
     try {
         run(context, tokens, cache, logits, logit_rows, logit_stride, observer);
     } catch (...) {
-        cache.discard_unfinished();
+        for (std::size_t layer = 0; layer < cache.layers(); ++layer) cache.impl().shorten(layer, held);
         throw;
     }
 }

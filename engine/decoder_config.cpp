@@ -9,6 +9,7 @@
 
 #include <headlong/error.hpp>
 
+#include "engine/json_node.hpp"
 #include "engine/mapped_file.hpp"
 
 namespace headlong {
@@ -37,16 +38,48 @@ struct Family {
 };
 constexpr std::array<Family, 1> kFamilies{{{"LlamaForCausalLM", &kLlamaNames}}};
 
-// A key that holds one of these words changes what the model computes. Unless it is handled here, or says "off", the
-// model is refused rather than computed wrongly; all other keys are ignored.
-constexpr std::array kWordsThatMatter{
-    "rope",     "rotary", "scal",       "window",          "softcap", "cap",  "bias",   "norm",        "multiplier",
-    "quant",    "act_fn", "hidden_act", "activation",      "alibi",   "sink", "expert", "layer_types", "pattern",
-    "parallel", "qk",     "partial",    "attention_chunk", "no_rope"};
+// A key that holds one of these words changes what the model computes. Unless it is handled here, or holds the value
+// that changes nothing, the model is refused rather than computed wrongly; all other keys are ignored.
+constexpr std::array kWordsThatMatter{"rope",
+                                      "rotary",
+                                      "scal",
+                                      "window",
+                                      "cap",
+                                      "clip",
+                                      "bias",
+                                      "norm",
+                                      "multiplier",
+                                      "quant",
+                                      "compress",
+                                      "act_fn",
+                                      "hidden_act",
+                                      "activation",
+                                      "alibi",
+                                      "sink",
+                                      "expert",
+                                      "layer_types",
+                                      "pattern",
+                                      "parallel",
+                                      "qk",
+                                      "partial",
+                                      "position_embedding_type",
+                                      "bidirectional",
+                                      "causal",
+                                      "temperature",
+                                      "shared",
+                                      "attention_chunk",
+                                      "moe",
+                                      "attn_",
+                                      "embedding_",
+                                      "logit"};
 const std::set<std::string, std::less<>> kHandled{"rope_theta",     "rope_scaling", "rope_parameters", "rms_norm_eps",
                                                   "attention_bias", "mlp_bias",     "hidden_act"};
-// Words inside of them are about something else: training, or how a checkpoint was stored.
-const std::set<std::string, std::less<>> kHarmless{"initializer_range", "pretraining_tp", "max_window_layers"};
+// Words inside of these are about something else: training, how a checkpoint was stored, or how it was run.
+const std::set<std::string, std::less<>> kHarmless{
+    "attn_implementation",  "_attn_implementation",        "attn_pdrop", "embedding_dropout", "max_window_layers",
+    "output_router_logits", "_attn_implementation_autoset"};
+// Switches whose `true` is what is computed anyway; every other switch changes nothing when it is false.
+const std::set<std::string, std::less<>> kOnByDefault{"use_rope", "scale_attn_weights", "is_causal", "causal"};
 
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 24;  // products of two sizes stay far below 2^63
 
@@ -102,20 +135,48 @@ class Reader {
     }
 
     void refuse_unhandled() const {
+        if (const Json* type = find("model_type"); type != nullptr && *type != "llama") {
+            unsupported("model_type", fmt::format("is {}; this version handles only \"llama\"", shown(*type)));
+        }
         for (const auto& [key, value] : json_.items()) {
             if (kHandled.contains(key) || kHarmless.contains(key)) continue;
             bool matters = false;
             for (const char* word : kWordsThatMatter) matters = matters || key.find(word) != std::string::npos;
-            const bool off = value.is_null() || value == Json(false) || (value.is_array() && value.empty());
-            if (matters && !off) unsupported(key, fmt::format("is {}; this version does not handle it", shown(value)));
+            if (matters && !changes_nothing(key, value)) {
+                unsupported(key, fmt::format("is {}; this version does not handle it", shown(value)));
+            }
         }
+    }
+
+    /// Whether a key that could matter holds the value that plain Llama has.
+    bool changes_nothing(const std::string& key, const Json& value) const {
+        if (value.is_null() || ((value.is_array() || value.is_object()) && value.empty())) return true;
+        if (value.is_boolean()) return value.get<bool>() == kOnByDefault.contains(key);
+        if (key == "partial_rotary_factor") return value == 1.0;
+        if (key == "sliding_window") return flag("use_sliding_window", true) == false;
+        if (key == "layer_types" && value.is_array()) {
+            for (const Json& type : value) {
+                if (type != "full_attention") return false;
+            }
+            return true;
+        }
+        return false;
     }
 
     /// rope_theta, or the newer rope_parameters; any scaling is refused.
     double rope_theta() const {
         constexpr double kUsual = 10000.0;  // what Llama's own configuration defaults to
-        double theta = kUsual;
-        if (const Json* value = find("rope_theta")) theta = positive("rope_theta", *value);
+        std::optional<double> theta;
+        const auto take = [&](std::string_view key, const Json& value) {
+            constexpr double kLargest = 1e12;  // published models stay under 1e9
+            const double given = positive(key, value);
+            if (given < 1.0 || given > kLargest)
+                bad(key, fmt::format("is {}; it must be from 1 to {}", shown(value), kLargest));
+            if (theta && *theta != given)
+                bad(key, fmt::format("is {}, but {} is given elsewhere", shown(value), *theta));
+            theta = given;
+        };
+        if (const Json* value = find("rope_theta")) take("rope_theta", *value);
         for (const char* key : {"rope_scaling", "rope_parameters"}) {
             const Json* value = find(key);
             if (value == nullptr) continue;
@@ -123,7 +184,9 @@ class Reader {
             for (const auto& [inner, setting] : value->items()) {
                 const std::string path = std::string(key) + "." + inner;
                 if (inner == "rope_theta") {
-                    theta = positive(path, setting);
+                    take(path, setting);
+                } else if (inner == "partial_rotary_factor" && setting == 1.0) {
+                    continue;
                 } else if (inner != "rope_type" && inner != "type") {
                     unsupported(path, fmt::format("is {}; this version does not handle it", shown(setting)));
                 } else if (setting != "default") {
@@ -131,27 +194,13 @@ class Reader {
                 }
             }
         }
-        return theta;
+        return theta.value_or(kUsual);
     }
 
   private:
     const Json& json_;
     const std::string& name_;
 };
-
-Json parse_json(std::string_view text, const std::string& name) {
-    constexpr int kDeepest = 16;  // configurations nest three deep
-    try {
-        return Json::parse(text, [](int depth, Json::parse_event_t, const Json&) {
-            if (depth > kDeepest) throw BadFile("nests too deep");
-            return true;
-        });
-    } catch (const Json::exception& error) {
-        throw BadFile(fmt::format("{}: is not valid JSON: {}", one_line(name), one_line(error.what())));
-    } catch (const BadFile&) {
-        throw BadFile(fmt::format("{}: is nested more than {} deep", one_line(name), kDeepest));
-    }
-}
 
 }  // namespace
 
@@ -202,13 +251,18 @@ DecoderConfig parse_decoder_config(std::string_view text, const std::string& nam
                    fmt::format("is {}; {} heads of it are more than 2^30 wide", config.head_dim, config.heads));
     }
     config.max_positions = reader.size("max_position_embeddings", 2048);
-    config.norm_epsilon =
-        reader.find("rms_norm_eps") != nullptr ? reader.positive("rms_norm_eps", *reader.find("rms_norm_eps")) : 1e-6;
+    config.norm_epsilon = 1e-6;
+    if (const Json* epsilon = reader.find("rms_norm_eps")) {
+        config.norm_epsilon = reader.positive("rms_norm_eps", *epsilon);
+        if (config.norm_epsilon < 1e-30 || config.norm_epsilon > 1e30) {  // must be a normal float32
+            reader.bad("rms_norm_eps", fmt::format("is {}; it must be from 1e-30 to 1e30", Reader::shown(*epsilon)));
+        }
+    }
     config.rope_theta = reader.rope_theta();
     config.attention_bias = reader.flag("attention_bias", false);
     config.mlp_bias = reader.flag("mlp_bias", false);
     config.tied_embeddings = reader.flag("tie_word_embeddings", false);
-    if (const Json* act = reader.find("hidden_act"); act != nullptr && *act != "silu") {
+    if (const Json* act = reader.find("hidden_act"); act != nullptr && *act != "silu" && *act != "swish") {
         reader.unsupported("hidden_act", fmt::format("is {}; this version handles only 'silu'", Reader::shown(*act)));
     }
     if (const Json* eos = reader.find("eos_token_id")) {
@@ -216,6 +270,8 @@ DecoderConfig parse_decoder_config(std::string_view text, const std::string& nam
             config.eos_ids.push_back(reader.token("eos_token_id", id, config.vocab_size));
         }
     }
+    if (const Json* bos = reader.find("bos_token_id"))
+        config.bos_id = reader.token("bos_token_id", *bos, config.vocab_size);
     return config;
 }
 

@@ -42,8 +42,9 @@ struct DecoderConfig {
     double rope_theta = 0.0;  ///< rotary embedding of the halves of a whole head
     bool attention_bias = false;
     bool mlp_bias = false;
-    bool tied_embeddings = false;       ///< the output head is the embedding
-    std::vector<std::int32_t> eos_ids;  ///< tokens that end a text; may be empty
+    bool tied_embeddings = false;        ///< the output head is the embedding
+    std::optional<std::int32_t> bos_id;  ///< the token that begins a text
+    std::vector<std::int32_t> eos_ids;   ///< tokens that end a text; may be empty
 };
 
 /// Reads a config.json. `name` is for messages. Throws BadFile, naming the key, its value and what is allowed, or

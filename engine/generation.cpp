@@ -3,10 +3,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <utility>
 
 #include <headlong/error.hpp>
 #include <headlong/model.hpp>
+
+#include "engine/context_impl.hpp"
+#include "engine/utf8.hpp"
 
 namespace headlong {
 namespace {
@@ -23,7 +27,13 @@ void check(const GenerateOptions& options) {
         throw InvalidArgument(fmt::format("prefill_chunk is {}; it must be at least 1", options.prefill_chunk));
     }
     for (const std::string& stop : options.stop) {
-        if (stop.empty()) throw InvalidArgument("stop: a text is empty; it would end everything at once");
+        constexpr std::size_t kLongest = 4096;  // its beginnings are looked for after every token
+        if (stop.empty() || stop.size() > kLongest) {
+            throw InvalidArgument(fmt::format("stop: a text has {} bytes; allowed: 1 to {}", stop.size(), kLongest));
+        }
+        if (const auto offset = find_invalid_utf8(stop)) {
+            throw InvalidArgument(fmt::format("stop: a text is not valid UTF-8 at its byte {}", *offset));
+        }
     }
 }
 
@@ -81,54 +91,61 @@ const char* to_string(StopReason reason) noexcept {
     return "unknown";
 }
 
-Generation generate(Context& context, const Model& model, std::string_view prompt, const GenerateOptions& options) {
-    check(options);
+namespace {
+
+Generation run(Context& context, const Model& model, KvCache& cache, std::vector<std::int32_t> prompt,
+               const GenerateOptions& options) {
     Sampler sampler(options.sampling);
     const ModelInfo& info = model.info();
     Generation result;
-    result.prompt_tokens = model.tokenizer().encode(prompt);
-    if (result.prompt_tokens.empty()) {
-        if (info.eos_ids.empty()) throw InvalidArgument("prompt: is empty, and the model has no token to start from");
-        result.prompt_tokens.push_back(info.eos_ids.front());
-    }
+    result.prompt_tokens = std::move(prompt);
     const auto prompt_length = static_cast<std::int64_t>(result.prompt_tokens.size());
-    if (prompt_length > info.max_positions) {
-        throw InvalidArgument(fmt::format("prompt: has {} tokens; the model's max_position_embeddings is {}",
-                                          prompt_length, info.max_positions));
+    if (prompt_length > info.max_positions - cache.length()) {
+        throw InvalidArgument(fmt::format("prompt: has {} tokens after {}; the model's max_position_embeddings is {}",
+                                          prompt_length, cache.length(), info.max_positions));
     }
-
-    KvCache cache(model.cache_options());
+    TokenStream stream(model.tokenizer());
+    stream.prime(result.prompt_tokens);
     std::vector<float> logits(static_cast<std::size_t>(info.vocab_size));
     const auto one_row = OutputTensor<2>::dense(logits.data(), {1, info.vocab_size});
     const auto cancelled = [&] { return options.stop_token.stop_requested(); };
 
     const auto prefill_start = Clock::now();
-    for (std::int64_t first = 0; first < prompt_length && !cancelled(); first += options.prefill_chunk) {
-        const std::int64_t count = std::min(options.prefill_chunk, prompt_length - first);
-        const bool last = first + count == prompt_length;
-        model.forward(
-            context,
-            std::span(result.prompt_tokens).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)),
-            cache, last ? one_row : OutputTensor<2>{});
+    while (result.prefill_tokens < prompt_length && !cancelled()) {
+        const std::int64_t count = std::min(options.prefill_chunk, prompt_length - result.prefill_tokens);
+        const bool last = result.prefill_tokens + count == prompt_length;
+        const auto chunk =
+            std::span(result.prompt_tokens)
+                .subspan(static_cast<std::size_t>(result.prefill_tokens), static_cast<std::size_t>(count));
+        model.forward(context, chunk, cache, last ? one_row : OutputTensor<2>{});
+        result.prefill_tokens += count;
+        if (options.on_prefill) options.on_prefill(result.prefill_tokens, prompt_length);
     }
     result.prefill_seconds = seconds_since(prefill_start);
 
-    TokenStream stream(model.tokenizer());
-    stream.prime(result.prompt_tokens);
     StopTexts stop_texts(options.stop);
     bool wanted = true;  // by the callback
     const auto emit = [&](const std::string& text) {
         result.text += text;
-        if (!text.empty() && options.on_text && !options.on_text(text)) wanted = false;
+        if (wanted && !text.empty() && options.on_text) wanted = options.on_text(text);
     };
+    const std::int64_t length_before = cache.length();  // positions of the tokens to come
+    const auto generated = [&] { return static_cast<std::int64_t>(result.tokens.size()); };
     const auto decode_start = Clock::now();
     for (;;) {
         result.reason = StopReason::cancelled;
         if (cancelled() || !wanted) break;
         result.reason = StopReason::max_tokens;
-        if (static_cast<std::int64_t>(result.tokens.size()) == options.max_tokens) break;
+        if (generated() >= options.max_tokens) break;
         result.reason = StopReason::context_full;
-        if (prompt_length + static_cast<std::int64_t>(result.tokens.size()) == info.max_positions) break;
+        if (length_before + generated() >= info.max_positions) break;
+        if (generated() > 0) {  // the logits of the last token are needed only now
+            model.forward(context, std::span(result.tokens).last(1), cache, one_row);
+            ++result.decode_steps;
+        }
+        if (!std::ranges::all_of(logits, [](float x) { return x < std::numeric_limits<float>::infinity(); })) {
+            throw BadFile("model: its logits are not all numbers; the weights hold NaN or infinities, or lead to them");
+        }
         const std::int32_t token = sampler.pick(logits);
         result.reason = StopReason::end_of_text;
         if (!options.ignore_eos && std::ranges::find(info.eos_ids, token) != info.eos_ids.end()) break;
@@ -137,17 +154,37 @@ Generation generate(Context& context, const Model& model, std::string_view promp
         if (model.tokenizer().id_to_token(token)) emit(stop_texts.push(stream.push(token)));
         result.reason = StopReason::stop_text;
         if (stop_texts.found()) break;
-        if (static_cast<std::int64_t>(result.tokens.size()) == options.max_tokens ||
-            cache.length() + 1 == info.max_positions) {
-            continue;  // nothing will be asked of its logits
-        }
-        model.forward(context, std::span(&token, 1), cache, one_row);
     }
     result.decode_seconds = seconds_since(decode_start);
     emit(stop_texts.push(stream.finish()));
+    if (stop_texts.found()) result.reason = StopReason::stop_text;
     emit(stop_texts.finish());
     result.kv_bytes = cache.used_bytes();
     return result;
+}
+
+}  // namespace
+
+Generation generate(Context& context, const Model& model, std::string_view prompt, const GenerateOptions& options) {
+    check(options);
+    return with_memory_errors("generate", [&] {
+        const ModelInfo& info = model.info();
+        std::vector<std::int32_t> tokens = model.tokenizer().encode(prompt);
+        if (tokens.empty() && info.bos_id) tokens.push_back(*info.bos_id);
+        if (tokens.empty() && !info.eos_ids.empty()) tokens.push_back(info.eos_ids.front());
+        if (tokens.empty()) throw InvalidArgument("prompt: is empty, and the model has no token to start from");
+        KvCache cache(model.cache_options());
+        return run(context, model, cache, std::move(tokens), options);
+    });
+}
+
+Generation generate(Context& context, const Model& model, KvCache& cache, std::span<const std::int32_t> prompt,
+                    const GenerateOptions& options) {
+    check(options);
+    if (prompt.empty()) throw InvalidArgument("prompt: has no tokens; at least one is needed");
+    return with_memory_errors("generate", [&] {
+        return run(context, model, cache, {prompt.begin(), prompt.end()}, options);
+    });
 }
 
 }  // namespace headlong

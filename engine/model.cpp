@@ -45,6 +45,7 @@ Model::Impl::Impl(Context& context, std::pmr::memory_resource& memory, const Dec
             .kv_heads = config.kv_heads,
             .head_dim = config.head_dim,
             .max_positions = config.max_positions,
+            .bos_id = config.bos_id,
             .eos_ids = config.eos_ids};
 }
 
@@ -103,11 +104,11 @@ void Model::forward(Context& context, std::span<const std::int32_t> tokens, KvCa
     }
     if (logits.extents[0] > 0) {
         check_extent("logits", 1, logits.extents[1], info().vocab_size, "vocab_size");
-        if (logits.strides[1] != 1 || logits.strides[0] < 0) {
-            throw InvalidArgument("logits: rows must be dense and ascending (stride 1, and not negative)");
+        if (logits.strides[1] != 1 || (logits.extents[0] > 1 && logits.strides[0] < info().vocab_size)) {
+            throw InvalidArgument("logits: rows must be dense (stride 1) and at least vocab_size apart");
         }
     }
-    if (count > info().max_positions - cache.length()) {
+    if (cache.length() > info().max_positions || count > info().max_positions - cache.length()) {
         throw InvalidArgument(fmt::format("forward: {} tokens after {} exceed max_position_embeddings of {}", count,
                                           cache.length(), info().max_positions));
     }

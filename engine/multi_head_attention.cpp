@@ -37,6 +37,10 @@ Shape shape_of(const MultiHeadAttentionOptions& options, const MultiHeadAttentio
     }
     const std::int64_t d_model = weights.query.extents[0];
     const std::int64_t width = weights.query.extents[1];
+    constexpr std::int64_t kMaxWidth = std::int64_t{1} << 30;  // the product of two, in bytes, stays under 2^63
+    if (d_model > kMaxWidth || width > kMaxWidth) {
+        throw InvalidArgument(fmt::format("query weight: [{}, {}]; at most {} each", d_model, width, kMaxWidth));
+    }
     if (d_model < 1 || width < 1 || width % options.heads != 0) {
         throw InvalidArgument(
             fmt::format("query weight: [{}, {}]; it must be [d_model, heads * head_dim] with {} heads", d_model, width,

@@ -16,6 +16,7 @@
 
 #include <headlong/error.hpp>
 
+#include "engine/context_impl.hpp"  // with_memory_errors
 #include "engine/json_node.hpp"
 #include "engine/mapped_file.hpp"
 #include "engine/tokenizer_bpe.hpp"
@@ -27,11 +28,13 @@ namespace headlong {
 namespace {
 
 constexpr std::uint64_t kLargestFile = std::uint64_t{1} << 28;
+constexpr std::size_t kLongestAddedToken = 1024;            // of bytes: a search may take that much per byte
 constexpr std::size_t kLongestText = std::size_t{1} << 30;  // grown by normalizers it still has 32-bit offsets
 
 std::string in_quotes(std::string_view text) { return "'" + one_line(text) + "'"; }
 
-/// Finds added tokens in a text: the leftmost first, and of those that begin there the longest.
+/// Finds added tokens in a text, in time of its length times the longest token's: the leftmost first, and of those that
+/// begin there the longest.
 class TokenMatcher {
   public:
     void add(std::string_view token, std::int32_t id) {
@@ -160,12 +163,17 @@ void Tokenizer::Impl::add_token(std::string_view text, std::int32_t id) {
 
 void Tokenizer::Impl::read_added_tokens(const JsonNode& node) {
     TokenIds seen;
+    RegexBudget budget;
     for (const JsonNode& each : node.items()) {
         const JsonNode id_node = each.at("id");
         const JsonNode content = each.at("content");
         const auto id = static_cast<std::int32_t>(id_node.whole_number(kLargestTokenId));
         const std::string& text = content.string();
         if (text.empty()) content.fail("is empty");
+        if (text.size() > kLongestAddedToken) {
+            content.fail("has " + std::to_string(text.size()) + " bytes, at most " +
+                         std::to_string(kLongestAddedToken) + " are allowed");
+        }
         if (!seen.emplace(text, id).second) content.fail("is " + in_quotes(text) + ", which is there twice");
         for (const char* key : {"single_word", "lstrip", "rstrip"}) {
             if (each.boolean_or(key, false)) each.at(key).refuse("is true, only false is built");
@@ -184,8 +192,12 @@ void Tokenizer::Impl::read_added_tokens(const JsonNode& node) {
         tokens[static_cast<std::size_t>(id)].special = special;
         if (each.boolean_or("normalized", !special)) {
             std::string normalized = text;
-            RegexBudget budget;
+            budget.allow(text.size());
             for (const auto& step : normalizers) step->apply(normalized, budget);
+            if (normalized.size() > kLongestAddedToken) {
+                content.fail("has " + std::to_string(normalized.size()) + " bytes once it is normalized, at most " +
+                             std::to_string(kLongestAddedToken) + " are allowed");
+            }
             as_normalized.add(normalized, id);
         } else {
             as_written.add(text, id);
@@ -266,67 +278,74 @@ const Token& Tokenizer::Impl::token(std::int32_t id) const {
 }
 
 Tokenizer Tokenizer::from_file(const std::string& path) {
-    const InputFile file(path);
-    if (file.size() > kLargestFile) {
-        throw BadFile(one_line(path) + ": has " + std::to_string(file.size()) + " bytes, at most " +
-                      std::to_string(kLargestFile) + " are allowed");
-    }
-    std::string text(static_cast<std::size_t>(file.size()), '\0');
-    file.read(0, std::as_writable_bytes(std::span(text)));
-    return from_json(text, path);
+    return with_memory_errors("reading a tokenizer", [&] {
+        const InputFile file(path);
+        if (file.size() > kLargestFile) {
+            throw BadFile(one_line(path) + ": has " + std::to_string(file.size()) + " bytes, at most " +
+                          std::to_string(kLargestFile) + " are allowed");
+        }
+        std::string text(static_cast<std::size_t>(file.size()), '\0');
+        file.read(0, std::as_writable_bytes(std::span(text)));
+        return from_json(text, path);
+    });
 }
 
 Tokenizer Tokenizer::from_json(std::string_view text, std::string_view name) {
-    return Tokenizer(std::make_shared<const Impl>(text, one_line(name)));
+    return with_memory_errors("reading a tokenizer",
+                              [&] { return Tokenizer(std::make_shared<const Impl>(text, one_line(name))); });
 }
 
 std::vector<std::int32_t> Tokenizer::encode(std::string_view text, bool add_special_tokens) const {
-    if (text.size() > kLongestText) {
-        throw InvalidArgument("the text has " + std::to_string(text.size()) + " bytes, at most " +
-                              std::to_string(kLongestText) + " are allowed");
-    }
-    if (const auto offset = find_invalid_utf8(text)) {
-        throw InvalidArgument("the text is not valid UTF-8 at its byte " + std::to_string(*offset));
-    }
-    RegexBudget budget;
-    budget.allow(text.size());
-    BytePairEncoding::Scratch scratch;
-    std::vector<std::int32_t> ids;
-    const auto add = [&](std::int32_t id) { ids.push_back(id); };
-    impl_->as_written.split(
-        text,
-        [&](std::size_t offset, std::string_view part) {
-            std::string normalized(part);
-            for (const auto& step : impl_->normalizers) step->apply(normalized, budget);
-            impl_->as_normalized.split(
-                normalized,
-                [&](std::size_t inner, std::string_view piece) {
-                    impl_->encode_part(piece, offset == 0 && inner == 0, budget, scratch, ids);
-                },
-                add);
-        },
-        add);
-    if (!add_special_tokens) return ids;
-    for (const Template& parts : impl_->templates) {
-        std::vector<std::int32_t> whole;
-        for (const TemplatePart& part : parts) {
-            const std::vector<std::int32_t>& more = part.text ? ids : part.ids;
-            whole.insert(whole.end(), more.begin(), more.end());
+    return with_memory_errors("encoding a text", [&] {
+        if (text.size() > kLongestText) {
+            throw InvalidArgument("the text has " + std::to_string(text.size()) + " bytes, at most " +
+                                  std::to_string(kLongestText) + " are allowed");
         }
-        ids.swap(whole);
-    }
-    return ids;
+        if (const auto offset = find_invalid_utf8(text)) {
+            throw InvalidArgument("the text is not valid UTF-8 at its byte " + std::to_string(*offset));
+        }
+        RegexBudget budget;
+        budget.allow(text.size());
+        BytePairEncoding::Scratch scratch;
+        std::vector<std::int32_t> ids;
+        const auto add = [&](std::int32_t id) { ids.push_back(id); };
+        impl_->as_written.split(
+            text,
+            [&](std::size_t offset, std::string_view part) {
+                std::string normalized(part);
+                for (const auto& step : impl_->normalizers) step->apply(normalized, budget);
+                impl_->as_normalized.split(
+                    normalized,
+                    [&](std::size_t inner, std::string_view piece) {
+                        impl_->encode_part(piece, offset == 0 && inner == 0, budget, scratch, ids);
+                    },
+                    add);
+            },
+            add);
+        if (!add_special_tokens) return ids;
+        for (const Template& parts : impl_->templates) {
+            std::vector<std::int32_t> whole;
+            for (const TemplatePart& part : parts) {
+                const std::vector<std::int32_t>& more = part.text ? ids : part.ids;
+                whole.insert(whole.end(), more.begin(), more.end());
+            }
+            ids.swap(whole);
+        }
+        return ids;
+    });
 }
 
 std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_special_tokens) const {
-    DecoderChain decoder = impl_->decoder;
-    std::string text;
-    for (const std::int32_t id : ids) {
-        const Token& token = impl_->token(id);
-        if (!skip_special_tokens || !token.special) decoder.push(token.text, text);
-    }
-    decoder.finish(text);
-    return text;
+    return with_memory_errors("decoding tokens", [&] {
+        DecoderChain decoder = impl_->decoder;
+        std::string text;
+        for (const std::int32_t id : ids) {
+            const Token& token = impl_->token(id);
+            if (!skip_special_tokens || !token.special) decoder.push(token.text, text);
+        }
+        decoder.finish(text);
+        return text;
+    });
 }
 
 std::size_t Tokenizer::vocab_size() const noexcept { return impl_->tokens.size(); }
@@ -369,40 +388,47 @@ struct TokenStream::State {
 };
 
 TokenStream::TokenStream(const Tokenizer& tokenizer, bool skip_special_tokens)
-    : state_(std::make_unique<State>(tokenizer.impl_, skip_special_tokens)) {}
+    : state_(with_memory_errors("decoding tokens",
+                                [&] { return std::make_unique<State>(tokenizer.impl_, skip_special_tokens); })) {}
 TokenStream::~TokenStream() = default;
 TokenStream::TokenStream(TokenStream&&) noexcept = default;
 TokenStream& TokenStream::operator=(TokenStream&&) noexcept = default;
 
 void TokenStream::prime(std::span<const std::int32_t> ids) {
-    if (state_->begun) throw InvalidArgument("a stream of tokens is primed before its first token");
-    DecoderChain decoder = state_->impl->decoder;
-    std::string text;
-    for (const std::int32_t id : ids) {
-        const Token& token = state_->impl->token(id);
-        if (!state_->skip_special_tokens || !token.special) decoder.push(token.text, text);
-        text.clear();
-    }
-    DecoderChain(decoder).finish(text);
-    state_->decoder = std::move(decoder);
-    state_->prompt_rest = std::move(text);
+    return with_memory_errors("decoding tokens", [&] {
+        if (state_->begun) throw InvalidArgument("a stream of tokens is primed before its first token");
+        DecoderChain decoder = state_->impl->decoder;
+        std::string text;
+        for (const std::int32_t id : ids) {
+            const Token& token = state_->impl->token(id);
+            if (!state_->skip_special_tokens || !token.special) decoder.push(token.text, text);
+            text.clear();
+        }
+        DecoderChain(decoder).finish(text);
+        state_->decoder = std::move(decoder);
+        state_->prompt_rest = std::move(text);
+    });
 }
 
 std::string TokenStream::push(std::int32_t id) {
-    const Token& token = state_->impl->token(id);
-    state_->begun = true;
-    std::string text;
-    if (!state_->skip_special_tokens || !token.special) state_->decoder.push(token.text, text);
-    state_->withhold(text);
-    return text;
+    return with_memory_errors("decoding tokens", [&] {
+        const Token& token = state_->impl->token(id);
+        state_->begun = true;
+        std::string text;
+        if (!state_->skip_special_tokens || !token.special) state_->decoder.push(token.text, text);
+        state_->withhold(text);
+        return text;
+    });
 }
 
 std::string TokenStream::finish() {
-    std::string text;
-    state_->decoder.finish(text);
-    state_->withhold(text);
-    state_ = std::make_unique<State>(state_->impl, state_->skip_special_tokens);
-    return text;
+    return with_memory_errors("decoding tokens", [&] {
+        std::string text;
+        state_->decoder.finish(text);
+        state_->withhold(text);
+        state_ = std::make_unique<State>(state_->impl, state_->skip_special_tokens);
+        return text;
+    });
 }
 
 }  // namespace headlong

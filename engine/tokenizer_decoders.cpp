@@ -125,11 +125,12 @@ class Replace final : public Copied<Replace, TokenStep> {
     };
 
     void token(std::string&& text, std::vector<Fragment>& out) override {
-        RegexBudget budget;
-        out.push_back({what_->pattern.replace(text, what_->content, what_->name, budget), true});
+        budget_.allow(text.size());
+        out.push_back({what_->pattern.replace(text, what_->content, what_->name, budget_), true});
     }
 
     std::shared_ptr<const What> what_;
+    RegexBudget budget_;  // of all tokens together
 };
 
 /// Tokens <0x00> to <0xFF> are bytes. A run of them becomes one text if it is valid UTF-8, and one U+FFFD for each

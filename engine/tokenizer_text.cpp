@@ -1,6 +1,7 @@
 #include "engine/tokenizer_text.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <utility>
 
@@ -12,21 +13,27 @@
 namespace headlong {
 namespace {
 
-constexpr std::size_t kLongestPattern = 4096;               // of plain text: a search may take that much per byte
-constexpr std::size_t kLongestText = std::size_t{1} << 28;  // of what replacing makes: it may double again and again
+constexpr std::size_t kLongestPattern = 4096;  // of plain text: a search may take that much per byte
 
 std::string in_quotes(std::string_view text) { return "'" + one_line(text) + "'"; }
+
+[[noreturn]] void fail_to_grow(const std::string& name) {
+    throw BadFile(name + " makes the text too long: steps may add 2^20 bytes, and 64 for each byte of the text");
+}
 
 /// Leaves an empty text empty.
 class Prepend final : public Normalizer {
   public:
-    explicit Prepend(std::string text) : text_(std::move(text)) {}
-    void apply(std::string& text, RegexBudget&) const override {
-        if (!text.empty()) text.insert(0, text_);
+    Prepend(std::string text, std::string name) : text_(std::move(text)), name_(std::move(name)) {}
+    void apply(std::string& text, RegexBudget& budget) const override {
+        if (text.empty()) return;
+        if (!budget.grow(text_.size())) fail_to_grow(name_);
+        text.insert(0, text_);
     }
 
   private:
     std::string text_;
+    std::string name_;
 };
 
 class Replace final : public Normalizer {
@@ -211,7 +218,7 @@ void read_into(const JsonNode& node, std::vector<std::unique_ptr<const Normalize
     if (name == "Sequence") {
         for (const JsonNode& each : node.at("normalizers").items()) read_into(each, steps);
     } else if (name == "Prepend") {
-        steps.push_back(std::make_unique<Prepend>(node.at("prepend").string()));
+        steps.push_back(std::make_unique<Prepend>(node.at("prepend").string(), node.name()));
     } else if (name == "Replace") {
         steps.push_back(
             std::make_unique<Replace>(Pattern::read(node.at("pattern")), node.at("content").string(), node.name()));
@@ -286,18 +293,19 @@ std::string Pattern::replace(std::string_view text, std::string_view content, co
     std::string result;
     if (text.empty()) return result;  // not even an empty match
     std::size_t end = 0;
+    const std::vector<Match> matches = find_all(text, budget);
+    const std::uint64_t longest = text.size() + budget.growth_left();
     const auto add = [&](std::string_view part) {
-        if (part.size() > kLongestText - result.size()) {
-            throw BadFile(name + " makes a text of more than " + std::to_string(kLongestText) + " bytes");
-        }
+        if (part.size() > longest - result.size()) fail_to_grow(name);
         result += part;
     };
-    for (const Match& match : find_all(text, budget)) {
+    for (const Match& match : matches) {
         add(text.substr(end, match.begin - end));
         add(content);
         end = match.end;
     }
     add(text.substr(end));
+    if (result.size() > text.size() && !budget.grow(result.size() - text.size())) fail_to_grow(name);
     return result;
 }
 

@@ -24,7 +24,7 @@ class Pattern {
 
     /// All matches in valid UTF-8, from left to right.
     std::vector<Match> find_all(std::string_view text, RegexBudget& budget) const;
-    /// The text with every match replaced. Throws BadFile, with `name`, if it grows beyond all reason.
+    /// The text with every match replaced. Throws BadFile, with `name`, if it grows beyond the budget.
     std::string replace(std::string_view text, std::string_view content, const std::string& name,
                         RegexBudget& budget) const;
 

@@ -398,7 +398,8 @@ TEST_F(CommandLineTest, GenerateContinuesTheGoldenPrompt) {
     EXPECT_GT(printed["kv_bytes"].get<int>(), 0);
     const Result text = run("generate " + prompt + " --isa generic --threads 1");
     EXPECT_EQ(text.out.find(golden["text"].get<std::string>()), 0U) << text.out;
-    EXPECT_NE(text.out.find("generic]"), std::string::npos) << "the figures name the instruction set";
+    EXPECT_EQ(text.out, golden["text"].get<std::string>() + "\n") << "the text and nothing else";
+    EXPECT_NE(text.err.find("generic]"), std::string::npos) << "the figures name the instruction set";
     const Result folder =
         run("generate '" + (source_dir() / "tools" / "models" / "austen").string() + "' --json " + prompt);
     EXPECT_EQ(json::parse(folder.out)["tokens"], golden["greedy"]);
@@ -415,6 +416,7 @@ TEST_F(CommandLineTest, GenerateRefusesBadCalls) {
     expect_bad_call("generate -n -1", {"max_tokens is -1"});
     expect_bad_call("generate -p a --temperature -2", {"temperature is -2"});
     expect_bad_call("generate -p a --top-p 0", {"top_p is 0"});
+    expect_bad_call("generate -p a --seed -1", {"--seed"});
     expect_bad_call("generate -p a --stop ''", {"stop"});
     expect_bad_call("generate -p a --isa sse9", {"sse9"});
     expect_bad_call("generate -p a --prompt-file b", {"--prompt-file"});

@@ -21,6 +21,7 @@
 
 #include "engine/context_impl.hpp"
 #include "tests/support/compare.hpp"
+#include "tests/support/counting_resource.hpp"
 #include "tests/support/isas.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/shared_data.hpp"
@@ -303,6 +304,11 @@ TEST_F(DecoderFolderTest, BrokenConfigsAreNamed) {
     expect_config_refused("num_key_value_heads", 3, bad, "num_key_value_heads: is 3");
     expect_config_refused("head_dim", 5, bad, "head_dim: is 5");
     expect_config_refused("rms_norm_eps", -1.0, bad, "rms_norm_eps: is -1");
+    expect_config_refused("rms_norm_eps", 1e-60, bad, "rms_norm_eps: is 1e-60");
+    expect_config_refused("rms_norm_eps", 1e300, bad, "rms_norm_eps: is 1e+300");
+    expect_config_refused("rope_theta", 1e-300, bad, "rope_theta: is 1e-300");
+    expect_config_refused("rope_parameters", {{"rope_theta", 5e5}}, bad,
+                          "rope_parameters.rope_theta: is 500000.0, but 10000");
     expect_config_refused("rope_theta", 0, bad, "rope_theta: is 0");
     expect_config_refused("rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}, unsupported, "rope_scaling.");
     expect_config_refused("rope_parameters", {{"rope_type", "yarn"}}, unsupported, "rope_parameters.rope_type");
@@ -313,6 +319,20 @@ TEST_F(DecoderFolderTest, BrokenConfigsAreNamed) {
     expect_config_refused("quantization_config", {{"bits", 4}}, unsupported, "quantization_config");
     expect_config_refused("residual_multiplier", 0.2, unsupported, "residual_multiplier");
     expect_config_refused("use_qk_norm", true, unsupported, "use_qk_norm");
+    for (const auto& [key, value] :
+         std::map<std::string, json>{{"use_rope", false},
+                                     {"scale_attn_weights", false},
+                                     {"use_bidirectional_attention", true},
+                                     {"attn_temperature_tuning", true},
+                                     {"position_embedding_type", "learned"},
+                                     {"logit_clip", 5},
+                                     {"compression_config", {{"bits", 8}}},
+                                     {"num_kv_shared_layers", 3},
+                                     {"model_type", "mistral"},
+                                     {"partial_rotary_factor", 0.25},
+                                     {"layer_types", {"full_attention", "sliding_attention"}}}) {
+        expect_config_refused(key, value, unsupported, key);
+    }
     expect_config_refused("attention_bias", 1, bad, "attention_bias: is 1");
     expect_config_refused("eos_token_id", 11, bad, "eos_token_id: is 11");
     expect_config_refused("eos_token_id", {2, -1}, bad, "eos_token_id: is -1");
@@ -320,12 +340,13 @@ TEST_F(DecoderFolderTest, BrokenConfigsAreNamed) {
     config.erase("hidden_size");
     write(config, small_tensors());
     expect_refused(bad, "hidden_size: is missing");
-    for (const char* text : {"", "[1]", "{\"a\":", "null", "{\"architectures\": [\"Llama\xff\"]}"}) {
+    for (const char* text : {"", "[1]", R"({"hidden_size": 12, "hidden_size": 12})", "{\"a\":", "null",
+                             "{\"architectures\": [\"Llama\xff\"]}"}) {
         write_bytes((folder_ / "config.json").string(), text);
         EXPECT_THROW(load(), Error) << text;
     }
     write_bytes((folder_ / "config.json").string(), std::string(100000, '['));
-    expect_refused(bad, "nested more than");
+    expect_refused(bad, "nests deeper than");
 
     // what is off, or about something else, is ignored
     config = small_config();
@@ -334,7 +355,14 @@ TEST_F(DecoderFolderTest, BrokenConfigsAreNamed) {
     config["use_sliding_window"] = false;
     config["initializer_range"] = 0.02;
     config["transformers_version"] = "4.57";
-    config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 10000.0}};
+    config["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 10000.0}, {"partial_rotary_factor", 1.0}};
+    config["model_type"] = "llama";
+    config["hidden_act"] = "swish";
+    config["partial_rotary_factor"] = 1.0;
+    config["layer_types"] = {"full_attention", "full_attention"};
+    config["sliding_window"] = 4096;  // with use_sliding_window false
+    config["_attn_implementation"] = "sdpa";
+    config["attention_dropout"] = 0.0;
     write(config, small_tensors());
     EXPECT_NO_THROW(load());
 }
@@ -369,6 +397,47 @@ TEST_F(DecoderFolderTest, BrokenWeightsAreNamed) {
     expect_refused(ErrorCode::io, "config.json");
 }
 
+// Whichever allocation of a call fails, the cache is as it was, and the call can be made again.
+TEST_F(DecoderFolderTest, AnyRefusedAllocationLeavesTheCache) {
+    for (const std::int64_t layers : {1, 2}) {
+        json config = small_config();
+        config["num_hidden_layers"] = layers;
+        config["max_position_embeddings"] = 4000;
+        std::vector<TensorToWrite> tensors = small_tensors();
+        if (layers == 1)
+            std::erase_if(tensors, [](const TensorToWrite& t) { return t.name.starts_with("model.layers.1."); });
+        write(config, tensors);
+        const Model model = load();
+        const std::vector<std::int32_t> tokens(3000, 1);
+        std::vector<float> logits(11);
+        const auto row = OutputTensor<2>::dense(logits.data(), {1, 11});
+        int refusals = 0;
+        for (std::size_t failing = 0;; ++failing) {
+            ASSERT_LT(failing, 30U);
+            CountingResource scratch;
+            CountingResource blocks;
+            KvCacheOptions options = model.cache_options();
+            options.memory = &blocks;
+            KvCache cache(options);
+            const auto context = make_context(available_isas().back(), 2, &scratch);
+            scratch.fail_after(failing);
+            try {
+                model.forward(*context, tokens, cache, row);
+            } catch (const OutOfMemory&) {
+                ++refusals;
+                EXPECT_EQ(cache.length(), 0);
+                for (std::size_t layer = 0; layer < cache.layers(); ++layer) EXPECT_EQ(cache.length(layer), 0);
+                scratch.never_fail();
+                model.forward(*context, tokens, cache, row);
+                EXPECT_EQ(cache.length(), 3000);
+                continue;
+            }
+            break;
+        }
+        EXPECT_GE(refusals, 3);
+    }
+}
+
 TEST_F(DecoderFolderTest, BadCallsLeaveTheCache) {
     const Model model = load();
     KvCache cache = cache_for(model);
@@ -390,6 +459,13 @@ TEST_F(DecoderFolderTest, BadCallsLeaveTheCache) {
     KvCache wrong(other);
     EXPECT_THROW(model.forward(context_, tokens, wrong, {}), InvalidArgument);
     EXPECT_EQ(cache.length(), 3);
+    KvCache half = cache_for(model);  // a step that a caller left half done
+    const std::vector<float> rows(2 * 6);
+    half.append(context_, 0, InputTensor<3>::dense(rows.data(), {2, 1, 6}),
+                InputTensor<3>::dense(rows.data(), {2, 1, 6}));
+    EXPECT_THROW(model.forward(context_, tokens, half, {}), InvalidArgument);
+    half.discard_unfinished();
+    EXPECT_NO_THROW(model.forward(context_, tokens, half, {}));
     forward({}, 0);
     forward(std::vector<std::int32_t>(37, 1), 0);
     EXPECT_EQ(cache.length(), 40);

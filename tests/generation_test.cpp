@@ -203,13 +203,19 @@ TEST_F(GenerationModelTest, LengthLimits) {
     while (model_.tokenizer().encode(prompt).size() <= 1024) prompt += " a";
     EXPECT_THROW(run(options, prompt), InvalidArgument);
 
-    EXPECT_FALSE(run({.max_tokens = 5}, "").tokens.empty()) << "an empty prompt starts from the end-of-text token";
+    const Generation from_nothing = run({.max_tokens = 5, .ignore_eos = true}, "");
+    EXPECT_EQ(from_nothing.prompt_tokens, std::vector<std::int32_t>{1022}) << "the begin-of-text token";
+    EXPECT_EQ(from_nothing.tokens.size(), 5U);
     EXPECT_THROW(run({.max_tokens = -1}, "a"), InvalidArgument);
     GenerateOptions bad;
     bad.prefill_chunk = 0;
     EXPECT_THROW(run(bad, "a"), InvalidArgument);
     bad = {};
     bad.stop = {""};
+    EXPECT_THROW(run(bad, "a"), InvalidArgument);
+    bad.stop = {"\xA9"};
+    EXPECT_THROW(run(bad, "a"), InvalidArgument);
+    bad.stop = {std::string(5000, 'x')};
     EXPECT_THROW(run(bad, "a"), InvalidArgument);
 }
 
@@ -234,6 +240,33 @@ TEST_F(GenerationModelTest, ItCanBeStopped) {
     const Generation refused = run(options, "Emma");
     EXPECT_EQ(refused.reason, StopReason::cancelled);
     EXPECT_EQ(refused.tokens.size(), 3U);
+
+    // after a refusal the callback is left alone, even if text was held back for a stop text
+    for (int last = 1; last < 12; ++last) {
+        options.stop = {"t never", "e never", "d never", " never", "n never", "s never"};
+        pieces = 0;
+        options.on_text = [&](std::string_view) { return ++pieces < last; };
+        run(options, "Emma");
+        EXPECT_EQ(pieces, last);
+    }
+}
+
+// A dialogue: what a cache holds is continued as if all tokens had come at once.
+TEST_F(GenerationModelTest, ACacheIsContinued) {
+    GenerateOptions options;
+    options.max_tokens = 12;
+    const std::vector<std::int32_t> all = model_.tokenizer().encode("It is a truth universally acknowledged");
+    KvCache whole(model_.cache_options());
+    const Generation once = generate(context_, model_, whole, all, options);
+    EXPECT_EQ(once.prefill_tokens, static_cast<std::int64_t>(all.size()));
+    EXPECT_EQ(once.decode_steps, 11);
+    KvCache parts(model_.cache_options());
+    model_.forward(context_, std::span(all).first(4), parts, {});
+    const Generation later = generate(context_, model_, parts, std::span(all).subspan(4), options);
+    EXPECT_EQ(once.tokens, later.tokens);
+    EXPECT_EQ(once.text, later.text);
+    EXPECT_EQ(whole.length(), parts.length());
+    EXPECT_THROW(generate(context_, model_, parts, {}, options), InvalidArgument);
 }
 
 TEST_F(GenerationModelTest, SeveralTextsAtOnce) {

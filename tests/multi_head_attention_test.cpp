@@ -317,6 +317,13 @@ TEST(MultiHeadAttentionTest, BadShapesAreNamed) {
     MultiHeadAttentionWeights wrong = good;
     wrong.output = InputTensor<2>::dense(data.data(), {12, 11});
     EXPECT_NE(message_of(4, 0, wrong).find("output weight: extent 1 is 11; it must be 12"), std::string::npos);
+    for (const Extents<2> huge : {Extents<2>{2, std::int64_t{1} << 61},
+                                  {std::int64_t{1} << 30, std::int64_t{1} << 32},
+                                  {1, std::numeric_limits<std::int64_t>::max() / 8}}) {
+        wrong.query = wrong.key = wrong.value = {data.data(), DType::f32, huge, {0, 0}};
+        wrong.output = {data.data(), DType::f32, {huge[1], huge[0]}, {0, 0}};
+        EXPECT_NE(message_of(1, 0, wrong).find("at most"), std::string::npos);
+    }
     wrong = good;
     wrong.value_bias = InputTensor<1>::dense(data.data(), {5});
     EXPECT_NE(message_of(4, 0, wrong).find("value bias: extent 0 is 5; it must be 12"), std::string::npos);

@@ -302,12 +302,17 @@ TEST(SameBitsTest, ASequenceAloneOrInABatch) {
 // Changing token t leaves the rows before t as they were; t's own row and the later ones change.
 TEST(SameBitsTest, CausalityHoldsToNanAndInfinity) {
     const SequenceData s = usual_sequence();
+    std::vector<std::int64_t> tokens{0, 3, 15, 64, 511, 512, s.length - 1};
+    std::vector<float> poisons{3.0F, kNaN, kInfinity, -kInfinity};
+    if (emulated()) {
+        tokens = {15, 512};
+        poisons = {kNaN, kInfinity};
+    }
     HEADLONG_FOR_EACH_ISA(isa) {
         const auto context = make_context(isa, 2);
         const Rows before = plain(*context, s, 0, s.length);
-        for (const std::int64_t token : {std::int64_t{0}, std::int64_t{3}, std::int64_t{15}, std::int64_t{64},
-                                         std::int64_t{511}, std::int64_t{512}, s.length - 1}) {
-            for (const float poison : {3.0F, kNaN, kInfinity, -kInfinity}) {
+        for (const std::int64_t token : tokens) {
+            for (const float poison : poisons) {
                 SCOPED_TRACE("token " + std::to_string(token) + " = " + std::to_string(poison));
                 for (int what = 0; what < 3; ++what) {  // key, value, query
                     SequenceData changed = s;

@@ -3,11 +3,13 @@
 #include <headlong/tokenizer.hpp>
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -19,6 +21,7 @@
 
 #include <headlong/error.hpp>
 
+#include "engine/regex.hpp"
 #include "engine/utf8.hpp"
 #include "tests/support/isas.hpp"
 #include "tests/support/random.hpp"
@@ -609,7 +612,15 @@ TEST(TokenizerTestTime, PatternsThatBacktrackForEverEndInAnError) {
     const std::vector<Case> cases{{"(a+)+$", std::string(60, 'a') + "b"},
                                   {"(a|aa)+$", std::string(200'000, 'a') + "b"},
                                   {"(?:\\w+\\s?)*!", std::string(200'000, 'a') + "-!"},
-                                  {"(?:a+)+b|a", steps + std::string(100'000, 'a')}};
+                                  {"(?:a+)+b|a", steps + std::string(100'000, 'a')},
+                                  // few steps of backtracking, but each scans far, from every start anew
+                                  {"\\w++\\d", std::string(200'000, 'a')},
+                                  {"\\w++\\d", std::string(2'000'000, 'a')},
+                                  {"(?>\\p{L}+)\\p{N}", std::string(200'000, 'a')},
+                                  {"(?>a+)(?=b)", std::string(200'000, 'a')},
+                                  {"a{60000}b|a{60000}c", std::string(200'000, 'a')},
+                                  {"(?=(a++))\\1b", std::string(200'000, 'a')},
+                                  {"(?:a++1|a++2|a++3|a++4)", std::string(200'000, 'a')}};
     for (const Case& each : cases) {
         json document = small("ab");
         document["pre_tokenizer"] = {{"type", "Sequence"},
@@ -632,6 +643,57 @@ TEST(TokenizerTestTime, PatternsThatBacktrackForEverEndInAnError) {
         EXPECT_LT(seconds, emulated() ? 20.0 : 1.0) << each.pattern;
         EXPECT_NO_THROW(tokenizer.encode("ab"));  // the tokenizer is as good as before
     }
+}
+
+TEST(TokenizerTestTime, OrdinaryPatternsCostLittle) {
+    const char* const llama =
+        "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+        "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+    const char* const gpt2 = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
+    std::string text;
+    while (text.size() < 200'000) {
+        text += "It is a truth universally acknowledged, 1813;\n" + std::string(text.size() % 90, ' ');
+        text += std::string(text.size() % 170, 'e') + "\n\n" + std::string(text.size() % 130, '=');
+    }
+    for (const char* pattern : {llama, gpt2, "\\p{N}"}) {
+        json document = small("a");
+        document["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}};
+        const auto tokenizer = from(document);
+        const double seconds = seconds_of([&] { EXPECT_NO_THROW(tokenizer.encode(text)) << pattern; });
+        EXPECT_LT(seconds, emulated() ? 20.0 : 1.0) << pattern;
+    }
+}
+
+TEST(TokenizerTestTime, MatchesAreTheSameWhereverSearchesBegin) {
+    const std::string far(300, 'x');
+    struct Case {
+        std::string pattern;
+        std::string text;
+        std::vector<Match> matches;
+    };
+    const std::vector<Case> cases{{"x++y", far + "y" + far, {{0, 301}}},
+                                  {"x{70}", far, {{0, 70}, {70, 140}, {140, 210}, {210, 280}}},
+                                  {"(?<=x)y", far + "yy", {{300, 301}}},
+                                  {"(?<=^x{64})", far, {{64, 64}}},
+                                  {"(?<!x)x", far, {{0, 1}}},
+                                  {"(?<=x{200})y", far + "y", {{300, 301}}},
+                                  {"^", far + "\n" + far, {{0, 0}, {301, 301}}},
+                                  {"$", far + "\n" + far, {{300, 300}, {601, 601}}},
+                                  {"\\z", far, {{300, 300}}},
+                                  {"\\b", far + " " + far, {{0, 0}, {300, 300}, {301, 301}, {601, 601}}},
+                                  {"y*\\z", far + "yy", {{300, 302}}},
+                                  {"x{64}\\K(?=xy)", far + "y", {{299, 299}}},
+                                  {"(?!x)", far, {{300, 300}}},
+                                  {"\u00e9+", far + "\u00e9\u00e9" + far, {{300, 304}}},
+                                  {"(x+)\\1y", far + "y", {{0, 301}}}};
+    for (const Case& each : cases) {
+        RegexBudget budget;
+        budget.allow(each.text.size());
+        const auto matches = Regex(each.pattern, "pattern").find_all(each.text, budget);
+        EXPECT_TRUE(matches == each.matches) << each.pattern << ": " << matches.size();
+    }
+    EXPECT_THROW(Regex("(?<=x{256})y", "pattern"), BadFile);
+    EXPECT_THROW(Regex("\\Gx", "pattern"), Unsupported);
 }
 
 TEST(TokenizerTestTime, LongRunsAreNoCatastrophe) {
@@ -659,7 +721,79 @@ TEST(TokenizerTestTime, ReplacingThatGrowsForEverEndsInAnError) {
                  {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", std::string(100'000, 'a')}});
     document["normalizer"] = {{"type", "Sequence"}, {"normalizers", steps}};
     EXPECT_THROW(from(document).encode("aaa"), BadFile);
+    steps = json::array();
+    for (int i = 0; i < 8; ++i) {
+        steps.push_back({{"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", std::string(16, 'a')}});
+    }
+    document["normalizer"] = {{"type", "Sequence"}, {"normalizers", steps}};
+    const double seconds = seconds_of([&] {
+        try {
+            from(document).encode(std::string(1000, 'a'));
+            ADD_FAILURE() << "accepted";
+        } catch (const BadFile& error) {
+            EXPECT_NE(std::string(error.what()).find("tokenizer.json: normalizer.normalizers["), std::string::npos);
+        }
+    });
+    EXPECT_LT(seconds, emulated() ? 20.0 : 1.0);
 }
+
+TEST(TokenizerTestTime, PrependingThatGrowsForEverEndsInAnError) {
+    json document = small("a");
+    document["added_tokens"] = json::array({added(9, "<x>", false, true)});
+    document["normalizer"] = {{"type", "Prepend"}, {"prepend", std::string(10'000, 'a')}};
+    const auto tokenizer = from(document);
+    EXPECT_EQ(tokenizer.encode("a").size(), 10'001U);
+    std::string text;
+    for (int i = 0; i < 1000; ++i) text += "a<x>";  // each part is prepended to: what they grow by is one sum
+    EXPECT_THROW(tokenizer.encode(text), BadFile);
+}
+
+TEST(TokenizerTestTime, AddedTokensHaveALongestLength) {
+    json document = small("a");
+    const auto with = [&](std::size_t size, bool normalized) {
+        document["added_tokens"] = json::array({added(9, std::string(size, 'a') + "b", normalized, false)});
+        return document.dump();
+    };
+    expect_refused<BadFile>(with(1024, false), {"added_tokens[0].content has 1025 bytes", "1024"});
+    const auto tokenizer = Tokenizer::from_json(with(1023, false));
+    Ids ids;
+    const double seconds = seconds_of([&] { ids = tokenizer.encode(std::string(3000, 'a') + "b"); });
+    EXPECT_EQ(ids.size(), 1978U);
+    EXPECT_EQ(ids.back(), 9);
+    EXPECT_LT(seconds, emulated() ? 20.0 : 1.0);
+    document["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", "b"}}}, {"content", "bbb"}};
+    expect_refused<BadFile>(with(1022, true), {"added_tokens[0].content has 1025 bytes once it is normalized"});
+}
+
+// A child process that may take hardly any more memory; sanitizers and emulators take what they like.
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST(TokenizerTestMemory, ARefusalIsTheLibrarysError) {
+    if (emulated()) GTEST_SKIP() << "an emulator's memory is not limited";
+    const std::string file = small("a").dump();
+    const auto tokenizer = Tokenizer::from_json(file);
+    const std::string text(20'000'000, 'a');
+    const std::string large = "[\"" + text + "\"]";
+    const Ids ids(20'000'000, 0);
+    const auto refused = [](const auto& operation) {
+        try {
+            operation();
+        } catch (const OutOfMemory&) {
+            return true;
+        } catch (...) {
+        }
+        return false;
+    };
+    const auto child = [&] {
+        const rlimit limit{1, 1};
+        if (setrlimit(RLIMIT_AS, &limit) != 0) std::_Exit(1);
+        if (!refused([&] { static_cast<void>(tokenizer.encode(text)); })) std::_Exit(2);
+        if (!refused([&] { static_cast<void>(tokenizer.decode(ids)); })) std::_Exit(3);
+        if (!refused([&] { Tokenizer::from_json(large); })) std::_Exit(4);
+        std::_Exit(0);
+    };
+    EXPECT_EXIT(child(), testing::ExitedWithCode(0), "");
+}
+#endif
 
 TEST(TokenizerTestTime, ALongTextWithoutPreTokenizer) {
     // every merge of the list comes into play: a, aa, aaaa ... and ab, abab ...

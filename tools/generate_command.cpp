@@ -1,10 +1,9 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <csignal>
 #include <cstdio>
-#include <ctime>
+#include <cstdlib>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -26,24 +25,26 @@
 namespace headlong::tools {
 namespace {
 
-/// While it lives, Ctrl-C asks for a stop instead of ending the process; a second Ctrl-C ends it. Signals are blocked
-/// in every thread that starts meanwhile and taken by one of our own: a handler may not touch a stop_source.
+/// While it lives, Ctrl-C asks for a stop instead of ending the process; a second one ends it. The signal is blocked
+/// in every thread that starts meanwhile and taken by one of our own: a handler may not touch a stop_source. Where the
+/// process was started with Ctrl-C ignored (in the background of a script), it stays ignored.
 class Interrupt {
   public:
     Interrupt() {
+        struct sigaction action {};
+        sigaction(SIGINT, nullptr, &action);
         sigemptyset(&signals_);
-        sigaddset(&signals_, SIGINT);
+        if (action.sa_handler != SIG_IGN) sigaddset(&signals_, SIGINT);
+        sigaddset(&signals_, kEnd);
         pthread_sigmask(SIG_BLOCK, &signals_, &before_);
-        thread_ = std::jthread([this](const std::stop_token& ended) {
-            while (!ended.stop_requested()) {
-                const timespec tenth{.tv_sec = 0, .tv_nsec = 100'000'000};
-                if (sigtimedwait(&signals_, nullptr, &tenth) != SIGINT) continue;
+        thread_ = std::thread([this] {
+            for (int signal = 0; sigwait(&signals_, &signal) == 0 && signal != kEnd;) {
                 if (!source_.request_stop()) std::_Exit(130);
             }
         });
     }
     ~Interrupt() {
-        thread_.request_stop();
+        pthread_kill(thread_.native_handle(), kEnd);
         thread_.join();
         pthread_sigmask(SIG_SETMASK, &before_, nullptr);
     }
@@ -52,10 +53,11 @@ class Interrupt {
     std::stop_token token() const { return source_.get_token(); }
 
   private:
+    static constexpr int kEnd = SIGUSR2;  // sent to our own thread alone, to end it
     sigset_t signals_{};
     sigset_t before_{};
     std::stop_source source_;
-    std::jthread thread_;
+    std::thread thread_;
 };
 
 std::string read_prompt(const std::string& path) {
@@ -69,7 +71,7 @@ std::string read_prompt(const std::string& path) {
     return text;
 }
 
-double rate(std::size_t tokens, double seconds) { return seconds > 0.0 ? static_cast<double>(tokens) / seconds : 0.0; }
+double rate(std::int64_t tokens, double seconds) { return seconds > 0.0 ? static_cast<double>(tokens) / seconds : 0.0; }
 
 }  // namespace
 
@@ -87,6 +89,7 @@ int run_generate(const GenerateArguments& arguments) {
 #if HEADLONG_HAVE_MIMALLOC
     context_options.memory = &mimalloc_resource();
 #endif
+    static_cast<void>(Sampler(arguments.sampling));  // refused before a model is loaded
     Context context(context_options);
     const Model model = load_model(context, arguments.model);
 
@@ -102,10 +105,17 @@ int run_generate(const GenerateArguments& arguments) {
             return std::fwrite(piece.data(), 1, piece.size(), stdout) == piece.size() && std::fflush(stdout) == 0;
         };
     }
+    if (isatty(STDERR_FILENO) == 1) {
+        options.on_prefill = [](std::int64_t tokens, std::int64_t all) {
+            if (all <= 512) return;  // done at once
+            fmt::print(stderr, "\r\x1b[K");
+            if (tokens < all) fmt::print(stderr, "{} of {} tokens of the prompt", tokens, all);
+        };
+    }
     const Generation result = generate(context, model, prompt, options);
 
-    const double prefill = rate(result.prompt_tokens.size(), result.prefill_seconds);
-    const double decode = rate(result.tokens.empty() ? 0 : result.tokens.size() - 1, result.decode_seconds);
+    const double prefill = rate(result.prefill_tokens, result.prefill_seconds);
+    const double decode = rate(result.decode_steps, result.decode_seconds);
     if (arguments.json) {
         nlohmann::ordered_json json;
         json["prompt_tokens"] = result.prompt_tokens;
@@ -118,11 +128,13 @@ int run_generate(const GenerateArguments& arguments) {
         json["isa"] = to_string(context.isa());
         fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
     } else {
-        fmt::print(
-            "\n\n[{} tokens after {}, stopped by {}; prefill {:.0f} tokens/s, decode {:.0f} tokens/s, cache {} bytes, "
-            "{}]\n",
-            result.tokens.size(), result.prompt_tokens.size(), to_string(result.reason), prefill, decode,
-            result.kv_bytes, to_string(context.isa()));
+        fmt::print("\n");
+        std::fflush(stdout);  // the text is a result, the figures are about it
+        fmt::print(stderr,
+                   "[{} tokens after {}, stopped by {}; prefill {:.0f} tokens/s, decode {:.0f} tokens/s, cache {} "
+                   "bytes, {}]\n",
+                   result.tokens.size(), result.prompt_tokens.size(), to_string(result.reason), prefill, decode,
+                   result.kv_bytes, to_string(context.isa()));
     }
     return done;
 }

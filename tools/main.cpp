@@ -38,7 +38,8 @@ Exit codes: 0 nothing failed, 1 a case failed, 2 a bad call or input.)";
 
 constexpr const char* kGenerateExamples =
     R"(Greedy unless a temperature is given. MODEL_DIR is a Hugging Face folder (config.json, model.safetensors,
-tokenizer.json) of the Llama architecture; without it, the small model inside the program. Ctrl-C ends the text.
+tokenizer.json) of the Llama architecture; without it, the small model inside the program. Ctrl-C ends the text (exit
+code 0). The text goes to stdout, the figures to stderr.
 
 Examples:
   headlong generate -p "Mr. Bennet looked out of the window and" -n 96
@@ -97,7 +98,9 @@ int run(int argc, char** argv) {
     generate_command
         ->add_option("--top-p", generate.sampling.top_p, "Draw from the likeliest tokens that hold this share")
         ->type_name("P");
-    generate_command->add_option("--seed", generate.sampling.seed, "The same seed gives the same text")->type_name("S");
+    generate_command->add_option("--seed", generate.sampling.seed, "The same seed gives the same text")
+        ->type_name("S")
+        ->check(CLI::NonNegativeNumber.description(""));
     generate_command->add_flag("--ignore-eos", generate.ignore_eos, "Go on after the end of the text");
     generate_command->add_option("--stop", generate.stop, "End before this text; may be given several times")
         ->type_name("TEXT")

@@ -126,7 +126,9 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
         for (std::int64_t h = 0; h < shape.heads; ++h) {
             const std::int64_t g = h / (shape.heads / shape.kv_heads);
             for (std::int64_t i = 0; i < shape.q_len; ++i) {
-                const std::int64_t p = i + offset;
+                // an offset may be anything; this far out a position sees all or nothing
+                constexpr std::int64_t kFar = std::int64_t{1} << 61;
+                const std::int64_t p = i + std::clamp(offset, -kFar, kFar);
                 const double* q = query.values.data() + query.place(b, h, i, 0);
                 double* all_scores =
                     options.scores ? result.scores.values.data() + result.scores.place(b, h, i, 0) : nullptr;

@@ -68,8 +68,10 @@ struct AttentionOptions {
 ///   lse     [batch, heads,    q_len]                optional: natural logarithm of the sum of exp(score)
 ///
 /// Every extent but head_dim may be 0. A row that sees no key gives 0 and an lse of -infinity. A NaN or infinity
-/// reaches exactly the rows that see it; every NaN is written as 0x7fc00000.
-/// Throws InvalidArgument, Unsupported (types other than f32, options not built yet), OutOfMemory, Cancelled.
+/// reaches exactly the rows that see it; every NaN is written as 0x7fc00000. (Where all scores of a row in a span of
+/// 512 positions are -infinity, the span counts as empty, and its values are not looked at.) Sums are float32: values
+/// and scores must leave room for the sum of 512 of them. Throws InvalidArgument, Unsupported (types other than f32,
+/// options not built yet), OutOfMemory, Cancelled.
 void attend(Context& context, const InputTensor<4>& query, const InputTensor<4>& key, const InputTensor<4>& value,
             const AttentionOptions& options, const OutputTensor<4>& output, const OutputTensor<3>& lse = {});
 

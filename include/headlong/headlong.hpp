@@ -9,5 +9,4 @@
 #include <headlong/multi_head_attention.hpp>
 #include <headlong/tensor.hpp>
 #include <headlong/tokenizer.hpp>
-#include <headlong/tokenizer.hpp>
 #include <headlong/version.hpp>

@@ -72,7 +72,7 @@ class KvCache {
     /// Takes no blocks yet. Throws InvalidArgument or Unsupported, naming the option.
     explicit KvCache(const KvCacheOptions& options);
     ~KvCache();
-    KvCache(KvCache&&) noexcept;
+    KvCache(KvCache&&) noexcept;  ///< a cache that was moved from may only be assigned to or destroyed
     KvCache& operator=(KvCache&&) noexcept;
 
     /// Takes the blocks that `tokens` more tokens need in every layer, or throws OutOfMemory and changes nothing.

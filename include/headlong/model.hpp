@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <memory_resource>
+#include <optional>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -41,8 +42,9 @@ struct ModelInfo {
     std::int64_t heads = 0;
     std::int64_t kv_heads = 0;
     std::int64_t head_dim = 0;
-    std::int64_t max_positions = 0;     ///< tokens a text may have
-    std::vector<std::int32_t> eos_ids;  ///< tokens that end a text
+    std::int64_t max_positions = 0;           ///< tokens a text may have
+    std::optional<std::int32_t> bos_id = {};  ///< the token that begins a text
+    std::vector<std::int32_t> eos_ids;        ///< tokens that end a text
 };
 
 /// A decoder and its tokenizer. Immutable once made: any number of threads may use it at once, with contexts of any
@@ -81,7 +83,7 @@ struct SamplingOptions {
     float temperature = 0.0F;  ///< >= 0; logits are divided by it, first
     std::int64_t top_k = 0;    ///< then only the k largest stay; 0 = all
     float top_p = 1.0F;        ///< then only the smallest set that holds this share of the probability; in (0, 1]
-    std::uint64_t seed = 0;    ///< the same seed, logits and options give the same tokens on every machine
+    std::uint64_t seed = 0;    ///< the same seed, logits and options give the same tokens
 };
 
 /// Draws tokens. Not thread-safe: one per text.
@@ -109,11 +111,14 @@ class Sampler {
 struct GenerateOptions {
     std::int64_t max_tokens = 256;  ///< tokens to generate at most; >= 0
     SamplingOptions sampling = {};
-    bool ignore_eos = false;             ///< go on after an end-of-text token
-    std::vector<std::string> stop = {};  ///< texts that end the generation, and are cut off; not empty
-    std::int64_t prefill_chunk = 512;    ///< tokens of the prompt that are computed at once: bounds scratch; >= 1
+    bool ignore_eos = false;  ///< go on after an end-of-text token
+    std::vector<std::string> stop =
+        {};                            ///< texts that end the generation, and are cut off; UTF-8, 1 to 4,096 bytes each
+    std::int64_t prefill_chunk = 512;  ///< tokens of the prompt that are computed at once: bounds scratch; >= 1
+    /// Called after each chunk of the prompt with the tokens done and all of them.
+    std::function<void(std::int64_t done, std::int64_t all)> on_prefill = {};
     /// Called with each piece of text once it is certain (never half a character, nothing that may be part of a stop
-    /// text); returns false to end the generation.
+    /// text); returns false to end the generation, and is not called again then.
     std::function<bool(std::string_view piece)> on_text = {};
     std::stop_token stop_token = {};  ///< ends the generation between tokens and between chunks of the prompt
 };
@@ -131,17 +136,26 @@ const char* to_string(StopReason reason) noexcept;
 
 struct Generation {
     std::vector<std::int32_t> prompt_tokens;
-    std::vector<std::int32_t> tokens;  ///< the continuation alone
-    std::string text;                  ///< of the continuation alone
+    std::vector<std::int32_t>
+        tokens;        ///< the continuation alone, with the tokens of a stop text that was cut off `text`
+    std::string text;  ///< of the continuation alone
     StopReason reason = StopReason::max_tokens;
+    std::int64_t prefill_tokens = 0;  ///< tokens of the prompt that were computed
     double prefill_seconds = 0.0;
-    double decode_seconds = 0.0;  ///< of all tokens after the first, which the prefill gives
-    std::size_t kv_bytes = 0;     ///< used by the cache at the end
+    std::int64_t decode_steps = 0;  ///< tokens that were computed one by one; the first one comes with the prefill
+    double decode_seconds = 0.0;
+    std::size_t kv_bytes = 0;  ///< used by the cache at the end
 };
 
 /// Continues a prompt, special tokens added as tokenizer.json says. An empty prompt to which nothing is added starts
-/// from the first end-of-text token, if there is one. Throws InvalidArgument (naming the option; a prompt longer than
-/// max_positions) and what forward() throws.
+/// from the model's begin-of-text token, or else its first end-of-text token. Throws InvalidArgument (naming the
+/// option; a prompt longer than max_positions), BadFile if the model's logits are no numbers, and what forward()
+/// throws.
 Generation generate(Context& context, const Model& model, std::string_view prompt, const GenerateOptions& options = {});
+
+/// Continues what a cache of model.cache_options() holds by tokens, at least one, and then generates: for a dialogue
+/// that goes on, or a prompt that is no text. `text` is what the new tokens spell.
+Generation generate(Context& context, const Model& model, KvCache& cache, std::span<const std::int32_t> prompt,
+                    const GenerateOptions& options = {});
 
 }  // namespace headlong

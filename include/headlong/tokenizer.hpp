@@ -25,21 +25,23 @@ namespace headlong {
 /// Immutable and safe to use from many threads at once. Copies are cheap and share the tables.
 class Tokenizer {
   public:
-    /// Reads a tokenizer.json. Throws IoError, BadFile (the message names the file and the key), or Unsupported if
-    /// the file asks for a step or an option that is not built.
+    /// Reads a tokenizer.json. Throws IoError, BadFile (the message names the file and the key), Unsupported if the
+    /// file asks for a step or an option that is not built, or OutOfMemory.
     static Tokenizer from_file(const std::string& path);
 
-    /// The same from text in memory; `name` is what errors call it.
+    /// The same from text in memory; `name` is what errors call it. Throws as from_file does, but for IoError.
     static Tokenizer from_json(std::string_view text, std::string_view name = "tokenizer.json");
 
     /// The ids of a text in UTF-8. With add_special_tokens the ids that the file's post_processor adds (such as a
     /// begin token) are there; added tokens that the text spells out are found either way.
-    /// Throws InvalidArgument naming the byte offset if the text is not valid UTF-8, and BadFile if a regular
-    /// expression of the file takes more steps on this text than any useful one.
+    /// Throws InvalidArgument if the text is longer than 2^30 bytes or, naming the byte offset, is not valid UTF-8;
+    /// BadFile if a regular expression of the file takes more steps on this text than any useful one, or if its
+    /// normalizers make the text longer by more than 2^20 bytes and 64 for each byte of it; and OutOfMemory.
     std::vector<std::int32_t> encode(std::string_view text, bool add_special_tokens = true) const;
 
     /// The text of ids: valid UTF-8 always; bytes that make no character become U+FFFD. Tokens that the file marks
-    /// as special are left out if skip_special_tokens. Throws InvalidArgument naming the first id that is no token.
+    /// as special are left out if skip_special_tokens. Throws InvalidArgument naming the first id that is no token,
+    /// BadFile if a step of the file's decoder exceeds the limits that encode has, and OutOfMemory.
     std::string decode(std::span<const std::int32_t> ids, bool skip_special_tokens = true) const;
 
     /// One more than the largest id. Ids in between that belong to no token are possible.
@@ -62,7 +64,8 @@ class Tokenizer {
 /// Decodes id by id. All pieces together are what decode() gives of all ids; each piece is valid UTF-8. Text is
 /// returned once no later id can change it: a character whose bytes are not all there is held back, and so is a run
 /// of byte-fallback tokens, which becomes text or U+FFFD as a whole. Used by one thread at a time; keeps the
-/// tokenizer's tables alive.
+/// tokenizer's tables alive. Besides what is said below its functions throw BadFile and OutOfMemory, as decode does,
+/// and leave a stream that is good for nothing more.
 class TokenStream {
   public:
     explicit TokenStream(const Tokenizer& tokenizer, bool skip_special_tokens = true);

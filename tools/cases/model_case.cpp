@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <memory>
 #include <sstream>
 #include <utility>
@@ -17,6 +15,7 @@
 
 #include "engine/context_impl.hpp"
 #include "engine/decoder.hpp"
+#include "engine/mapped_file.hpp"
 #include "tools/cases/case_file.hpp"
 #include "tools/cases/timing.hpp"
 
@@ -63,9 +62,14 @@ Golden read_golden(const std::string& path, std::int64_t vocab_size) {
 }
 
 std::string read_text(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    if (!file) throw IoError(fmt::format("{}: cannot be opened", path));
-    return {std::istreambuf_iterator<char>(file), {}};
+    const InputFile file(path);
+    constexpr std::uint64_t kLargest = std::uint64_t{1} << 20;
+    if (file.size() > kLargest)
+        throw BadFile(
+            fmt::format("{}: has {} bytes; a config.json has at most {}", one_line(path), file.size(), kLargest));
+    std::string text(static_cast<std::size_t>(file.size()), '\0');
+    file.read(0, std::as_writable_bytes(std::span(text)));
+    return text;
 }
 
 Outcome run(Context& context, const std::string& folder) {
