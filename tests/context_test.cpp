@@ -230,7 +230,7 @@ TEST(ContextTest, CgroupQuotasAreRead) {
 
 // Scratch does not grow with the length, with a cache or without; nothing is allocated by a second call of a shape.
 TEST(ContextTest, ScratchIsTheSameForAnyLength) {
-    const std::int64_t longest = emulated() ? 16384 : 65536;
+    const std::int64_t longest = emulated() ? 4096 : 65536;
     for (const std::size_t threads : {1U, 2U}) {
         for (const std::int64_t q_len : {std::int64_t{1}, std::int64_t{16}, std::int64_t{1000}}) {
             std::vector<std::size_t> plain_bytes;
