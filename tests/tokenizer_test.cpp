@@ -172,10 +172,11 @@ void expect_refused(const std::string& text, const std::vector<std::string>& par
     }
 }
 
-double seconds_of(const auto& function) {
+void record_seconds(const auto& function) {
     const auto start = std::chrono::steady_clock::now();
     function();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    testing::Test::RecordProperty("seconds", std::to_string(seconds.count()));
 }
 
 // --- real models ---
@@ -631,7 +632,7 @@ TEST(TokenizerTestTime, PatternsThatBacktrackForEverEndInAnError) {
                                         {"invert", false}}}}};
         const auto tokenizer = from(document);
         std::string message;
-        const double seconds = seconds_of([&] {
+        record_seconds([&] {
             try {
                 tokenizer.encode(each.text);
             } catch (const BadFile& error) {
@@ -640,7 +641,6 @@ TEST(TokenizerTestTime, PatternsThatBacktrackForEverEndInAnError) {
         });
         EXPECT_NE(message.find("tokenizer.json: pre_tokenizer.pretokenizers[0].pattern.Regex"), std::string::npos)
             << each.pattern << ": " << message;
-        EXPECT_LT(seconds, emulated() ? 20.0 : 1.0) << each.pattern;
         EXPECT_NO_THROW(tokenizer.encode("ab"));  // the tokenizer is as good as before
     }
 }
@@ -659,8 +659,7 @@ TEST(TokenizerTestTime, OrdinaryPatternsCostLittle) {
         json document = small("a");
         document["pre_tokenizer"] = {{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}};
         const auto tokenizer = from(document);
-        const double seconds = seconds_of([&] { EXPECT_NO_THROW(tokenizer.encode(text)) << pattern; });
-        EXPECT_LT(seconds, emulated() ? 20.0 : 1.0) << pattern;
+        record_seconds([&] { EXPECT_NO_THROW(tokenizer.encode(text)) << pattern; });
     }
 }
 
@@ -726,7 +725,7 @@ TEST(TokenizerTestTime, ReplacingThatGrowsForEverEndsInAnError) {
         steps.push_back({{"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", std::string(16, 'a')}});
     }
     document["normalizer"] = {{"type", "Sequence"}, {"normalizers", steps}};
-    const double seconds = seconds_of([&] {
+    record_seconds([&] {
         try {
             from(document).encode(std::string(1000, 'a'));
             ADD_FAILURE() << "accepted";
@@ -734,7 +733,6 @@ TEST(TokenizerTestTime, ReplacingThatGrowsForEverEndsInAnError) {
             EXPECT_NE(std::string(error.what()).find("tokenizer.json: normalizer.normalizers["), std::string::npos);
         }
     });
-    EXPECT_LT(seconds, emulated() ? 20.0 : 1.0);
 }
 
 TEST(TokenizerTestTime, PrependingThatGrowsForEverEndsInAnError) {
@@ -757,10 +755,9 @@ TEST(TokenizerTestTime, AddedTokensHaveALongestLength) {
     expect_refused<BadFile>(with(1024, false), {"added_tokens[0].content has 1025 bytes", "1024"});
     const auto tokenizer = Tokenizer::from_json(with(1023, false));
     Ids ids;
-    const double seconds = seconds_of([&] { ids = tokenizer.encode(std::string(3000, 'a') + "b"); });
+    record_seconds([&] { ids = tokenizer.encode(std::string(3000, 'a') + "b"); });
     EXPECT_EQ(ids.size(), 1978U);
     EXPECT_EQ(ids.back(), 9);
-    EXPECT_LT(seconds, emulated() ? 20.0 : 1.0);
     document["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", "b"}}}, {"content", "bbb"}};
     expect_refused<BadFile>(with(1022, true), {"added_tokens[0].content has 1025 bytes once it is normalized"});
 }
@@ -821,9 +818,8 @@ TEST(TokenizerTestTime, ALongTextWithoutPreTokenizer) {
         text += random.chance(0.01) ? " " : "";
     }
     Ids ids;
-    const double seconds = seconds_of([&] { ids = tokenizer.encode(text); });
+    record_seconds([&] { ids = tokenizer.encode(text); });
     EXPECT_EQ(tokenizer.decode(ids), text);
-    EXPECT_LT(seconds, emulated() ? 30.0 : 2.0);
 }
 
 // --- UTF-8 ---
