@@ -7,6 +7,7 @@
 #include <headlong/kv_cache.hpp>
 #include <headlong/model.hpp>
 #include <headlong/multi_head_attention.hpp>
+#include <headlong/rotary.hpp>
 #include <headlong/tensor.hpp>
 #include <headlong/tokenizer.hpp>
 #include <headlong/version.hpp>

@@ -7,9 +7,11 @@
 #include <limits>
 #include <memory>
 #include <memory_resource>
+#include <optional>
 #include <span>
 
 #include <headlong/context.hpp>
+#include <headlong/rotary.hpp>
 #include <headlong/tensor.hpp>
 
 namespace headlong {
@@ -60,8 +62,11 @@ struct KvCacheOptions {
     std::int64_t capacity = std::numeric_limits<std::int64_t>::max();
     std::int64_t sink_tokens = 0;                      ///< Not built yet.
     std::span<const std::int64_t> layer_windows = {};  ///< per layer, empty = none. Not built yet.
-    std::shared_ptr<BlockPool> pool = {};              ///< to share blocks with other caches; must have the same shape
-    std::pmr::memory_resource* memory = nullptr;       ///< for a pool of its own; not with `pool`
+    /// If given, append() and attend() take unrotated rows: keys are stored rotated at their position in the cache, and
+    /// queries are rotated at theirs. Its head_dim is the shape's.
+    std::optional<Rotary> rotary = {};
+    std::shared_ptr<BlockPool> pool = {};         ///< to share blocks with other caches; must have the same shape
+    std::pmr::memory_resource* memory = nullptr;  ///< for a pool of its own; not with `pool`
 };
 
 /// Tokens are appended layer by layer. Each layer has its own length, which append() advances; the cache's length
@@ -79,7 +84,8 @@ class KvCache {
     /// Appends of those tokens then cannot fail for want of memory.
     void reserve(std::int64_t tokens);
 
-    /// Appends keys [kv_heads, n, head_dim] and values [kv_heads, n, value_dim] to one layer, n >= 0.
+    /// Appends keys [kv_heads, n, head_dim] and values [kv_heads, n, value_dim] to one layer, n >= 0, of any element
+    /// types. Keys are rotated first if the cache has a rotary description.
     /// Throws and leaves the cache as it was if an argument is wrong, the capacity would be exceeded, or memory
     /// runs out.
     void append(Context& context, std::size_t layer, const InputTensor<3>& keys, const InputTensor<3>& values);
@@ -96,13 +102,15 @@ class KvCache {
     std::int64_t capacity() const noexcept;
     std::size_t layers() const noexcept;
     const KvShape& shape() const noexcept;
+    const std::optional<Rotary>& rotary() const noexcept;
     const std::shared_ptr<BlockPool>& pool() const noexcept;
 
     std::size_t used_bytes() const noexcept;      ///< bytes of the rows that this cache holds, padding included
     std::size_t reserved_bytes() const noexcept;  ///< bytes of the blocks that this cache holds
 
     /// Copies the stored rows [first, first + n) of a layer, n being the views' middle extent: keys [kv_heads, n,
-    /// head_dim], values [kv_heads, n, value_dim]. An f32 cache gives back the very bits that were appended.
+    /// head_dim], values [kv_heads, n, value_dim], of any element types. An f32 cache gives back the very bits that
+    /// were appended (of keys that it rotated: the rotated ones).
     void read_back(std::size_t layer, std::int64_t first, const OutputTensor<3>& keys,
                    const OutputTensor<3>& values) const;
 

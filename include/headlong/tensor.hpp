@@ -51,6 +51,10 @@ struct InputTensor {
     static constexpr InputTensor dense(const float* data, const Extents<Rank>& extents) noexcept {
         return {data, DType::f32, extents, dense_strides<Rank>(extents)};
     }
+    /// A dense row-major tensor of any element type.
+    static constexpr InputTensor dense(const void* data, DType dtype, const Extents<Rank>& extents) noexcept {
+        return {data, dtype, extents, dense_strides<Rank>(extents)};
+    }
 };
 
 /// A view to write to. Strides count elements, may be negative, and must not be 0 where the extent exceeds 1:
@@ -65,6 +69,10 @@ struct OutputTensor {
     /// A dense row-major tensor of float.
     static constexpr OutputTensor dense(float* data, const Extents<Rank>& extents) noexcept {
         return {data, DType::f32, extents, dense_strides<Rank>(extents)};
+    }
+    /// A dense row-major tensor of any element type.
+    static constexpr OutputTensor dense(void* data, DType dtype, const Extents<Rank>& extents) noexcept {
+        return {data, dtype, extents, dense_strides<Rank>(extents)};
     }
 };
 

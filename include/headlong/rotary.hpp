@@ -1,0 +1,104 @@
+// Rotary position embedding (Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding"): pair i
+// of a row at position p is turned by the angle p * inverse_frequency[i]. Frequencies and angles are computed in
+// double precision; sine and cosine are rounded to float once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <headlong/context.hpp>
+#include <headlong/tensor.hpp>
+
+namespace headlong {
+
+/// Which elements of a row are turned together.
+enum class RotaryPairing : std::uint8_t {
+    halves,       ///< x[i] with x[i + rotary_dim / 2] (GPT-NeoX, Llama in Hugging Face's layout)
+    interleaved,  ///< x[2 i] with x[2 i + 1] (GPT-J, Llama in its original layout)
+};
+
+/// How frequencies are stretched to contexts beyond the trained one.
+enum class RotaryScaling : std::uint8_t {
+    none,
+    linear,    ///< all divided by `factor` (Chen et al. 2023, "Extending Context Window via Positional Interpolation")
+    ntk,       ///< theta times factor^(r / (r - 2)): static "NTK-aware" scaling (bloc97 2023)
+    llama3,    ///< long wavelengths divided, short ones kept, between them a ramp (Llama 3.1's model code)
+    yarn,      ///< a ramp over pairs, and an attention factor (Peng et al. 2023, "YaRN")
+    longrope,  ///< one divisor per pair, and an attention factor (Ding et al. 2024, "LongRoPE"; as in Phi-3)
+};
+
+struct RotaryOptions {
+    std::int64_t head_dim = 0;    ///< >= 1
+    std::int64_t rotary_dim = 0;  ///< even, 2 to head_dim: what is turned; the rest passes through. 0 = head_dim
+    double theta = 10000.0;       ///< base of the frequencies theta^(-2i / rotary_dim); finite, > 0
+    RotaryPairing pairing = RotaryPairing::halves;
+
+    RotaryScaling scaling = RotaryScaling::none;
+    double factor = 1.0;                ///< linear, ntk, llama3, yarn: >= 1. longrope: of the contexts, if given
+    std::int64_t original_context = 0;  ///< llama3, yarn, longrope: the context trained at, >= 1
+
+    double low_freq_factor = 1.0;   ///< llama3: wavelengths over original_context / this are divided by factor
+    double high_freq_factor = 4.0;  ///< llama3: those under original_context / this are kept; > low_freq_factor
+
+    double beta_fast = 32.0;  ///< yarn: pairs with more turns than this over the original context are kept
+    double beta_slow = 1.0;   ///< yarn: those with fewer turns than this are divided; < beta_fast
+    bool truncate = true;     ///< yarn: whether the ramp's ends are rounded outwards to whole pairs
+
+    /// longrope: one divisor per pair. Where a model has two lists, by length, the caller chooses once: keys that a
+    /// cache holds are rotated already.
+    std::vector<double> pair_factors = {};
+
+    /// yarn, longrope: factor of cosine and sine. Absent: yarn 0.1 ln(factor) + 1, longrope sqrt(1 + ln(factor) /
+    /// ln(original_context)), both 1 for a factor <= 1.
+    std::optional<double> attention_factor = {};
+};
+
+/// A checked description, ready to rotate with. A value: copies are independent; const use is thread-safe.
+class Rotary {
+  public:
+    /// Throws InvalidArgument, naming the option, its value and what is allowed.
+    explicit Rotary(const RotaryOptions& options);
+
+    std::int64_t head_dim() const noexcept { return head_dim_; }
+    std::int64_t rotary_dim() const noexcept { return 2 * static_cast<std::int64_t>(inverse_frequencies_.size()); }
+    RotaryPairing pairing() const noexcept { return pairing_; }
+    std::span<const double> inverse_frequencies() const noexcept { return inverse_frequencies_; }  ///< one per pair
+    double attention_factor() const noexcept { return attention_factor_; }
+
+    /// Cosine and sine of all pairs at a position, times the attention factor; each of rotary_dim / 2 floats.
+    void tabulate(std::int64_t position, float* cosine, float* sine) const noexcept;
+
+    friend bool operator==(const Rotary&, const Rotary&) = default;
+
+  private:
+    std::int64_t head_dim_;
+    RotaryPairing pairing_;
+    std::vector<double> inverse_frequencies_;
+    double attention_factor_ = 1.0;
+};
+
+/// Rotates rows [heads, n, head_dim], row i at positions[i], the same for all heads. `out` has the shape of `rows`,
+/// may have another element type, and may be the same memory with the same strides. Throws InvalidArgument,
+/// OutOfMemory.
+void rotate(Context& context, const Rotary& rotary, const InputTensor<3>& rows, std::span<const std::int64_t> positions,
+            const OutputTensor<3>& out);
+
+/// The same at the positions first_position, first_position + 1, ...
+void rotate(Context& context, const Rotary& rotary, const InputTensor<3>& rows, std::int64_t first_position,
+            const OutputTensor<3>& out);
+
+/// Cosines and sines that the caller has: [positions, rotary_dim / 2], f32, dense in the last dimension.
+struct RotaryTable {
+    InputTensor<2> cosine = {};
+    InputTensor<2> sine = {};
+    RotaryPairing pairing = RotaryPairing::halves;
+};
+
+/// Rotates with a table; positions[i] is a row of it.
+void rotate(Context& context, const RotaryTable& table, const InputTensor<3>& rows,
+            std::span<const std::int64_t> positions, const OutputTensor<3>& out);
+
+}  // namespace headlong
