@@ -50,14 +50,22 @@ Shape checked_shape(const Tensor& query, const Tensor& key, const Tensor& value,
             const std::int64_t extent = extents[extents.size() - back];
             const std::int64_t target = full[4 - back];
             // only the last dimension may be short: it is padded with "not allowed"
-            require(extent == 1 || extent == target || (back == 1 && extent < target), "the mask does not broadcast");
+            const bool short_or_broadcast = extent == 1 || extent == target || (back == 1 && extent < target);
+            const bool tree = back == 1 && options.mask->last_q;
+            require(tree ? extent == shape.q_len : short_or_broadcast, "the mask does not broadcast");
         }
     }
     return shape;
 }
 
-// The mask's element for a pair, or nothing where a short mask is padded.
-std::optional<double> mask_element(const Tensor& mask, const std::int64_t (&index)[4]) {
+// The mask's element for a pair (query i, key j), or nothing where a short mask is padded.
+std::optional<double> mask_element(const Mask& full_mask, const Shape& shape, std::int64_t live,
+                                   std::int64_t (&&index)[4]) {
+    const Tensor& mask = full_mask.values;
+    if (full_mask.last_q) {
+        index[3] -= live - shape.q_len;
+        if (index[3] < 0) return full_mask.boolean ? 1.0 : 0.0;  // an earlier key: attend, with no bias
+    }
     std::size_t flat = 0;
     for (std::size_t i = 0; i < mask.rank(); ++i) {
         const std::int64_t extent = mask.extents[i];
@@ -119,6 +127,8 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
 
     std::vector<double> row(kv_len);  // scores, then weights
     std::vector<char> allowed(kv_len);
+    const bool is_biased = !options.alibi_slopes.empty() || (options.mask && !options.mask->boolean);
+    std::vector<double> sizes(kv_len);  // |scaled| + |ALiBi's term| + |mask|
     for (std::int64_t b = 0; b < shape.batch; ++b) {
         const std::int64_t offset = position_offset(shape, options, b);
         const std::int64_t live =
@@ -145,7 +155,7 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
                     if (options.window_right >= 0) visible = visible && j <= p + options.window_right;
                     double bias = 0.0;
                     if (options.mask) {
-                        const std::optional<double> element = mask_element(options.mask->values, {b, h, i, j});
+                        const std::optional<double> element = mask_element(*options.mask, shape, live, {b, h, i, j});
                         if (!element) {
                             visible = false;
                         } else if (options.mask->boolean) {
@@ -174,11 +184,14 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
 
                     note(result.magnitudes.score, scaled);
                     note(result.magnitudes.terms, terms * scale);
+                    double alibi = 0.0;
                     if (!options.alibi_slopes.empty()) {
-                        score -=
+                        alibi =
                             options.alibi_slopes[static_cast<std::size_t>(h)] * static_cast<double>(std::abs(p - j));
                     }
+                    score -= alibi;
                     score += bias;
+                    sizes[slot] = std::abs(scaled) + std::abs(alibi) + std::abs(bias);
                     row[slot] = score;
                     nan_seen = nan_seen || std::isnan(score);
                     maximum = std::max(maximum, score);
@@ -210,9 +223,11 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
                     if (allowed[j] != 0) sum += row[j] = std::exp(row[j] - maximum);
                 }
                 lse = maximum + std::log(sum);
+                double biased = 0.0;
                 for (std::size_t j = 0; j < kv_len; ++j) {
                     if (allowed[j] == 0) continue;
                     const double weight = row[j] / sum;
+                    if (weight > 0.0) biased += weight * sizes[j];
                     if (options.scores == Scores::weights) all_scores[j] = weight;
                     const double* v = value.values.data() + value.place(b, g, j, 0);
                     for (std::size_t c = 0; c < value_dim; ++c) {
@@ -220,6 +235,7 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
                         note(result.magnitudes.value, v[c]);
                     }
                 }
+                if (is_biased) note(result.magnitudes.biased, biased);
             }
         }
     }
@@ -227,11 +243,12 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
 }
 
 double output_tolerance(const Magnitudes& magnitudes) {
-    return std::max(1e-5, 8.0 * std::ldexp(1.0, -24) * magnitudes.score * magnitudes.value);
+    return std::max(1e-5,
+                    8.0 * std::ldexp(1.0, -24) * std::max(magnitudes.score, magnitudes.biased) * magnitudes.value);
 }
 
 double lse_tolerance(const Magnitudes& magnitudes) {
-    return std::max(1e-5, 8.0 * std::ldexp(1.0, -24) * magnitudes.terms);
+    return std::max(1e-5, 8.0 * std::ldexp(1.0, -24) * std::max(magnitudes.terms, magnitudes.biased));
 }
 
 State merge(const State& first, const State& second) {

@@ -56,6 +56,10 @@ struct Magnitudes {
     double score = 0.0;  ///< largest finite |scale * q k| before softcap and mask, over allowed pairs
     double terms = 0.0;  ///< largest finite |scale| * sum over d of |q_d k_d|, over the same pairs
     double value = 0.0;  ///< largest finite |v| over rows that some query sees
+    /// With ALiBi or a float mask, else 0: the largest sum over a row of weight * (|scaled| + |ALiBi's term| + |mask|).
+    /// The score that is rounded is then the biased one. A rounding matters as much as its key weighs: a key that the
+    /// bias sends to -1e30 is off by 1e23 and weighs nothing.
+    double biased = 0.0;
 };
 
 struct AttentionResult {
@@ -70,10 +74,13 @@ struct AttentionResult {
 AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& value,
                           const AttentionOptions& options = {});
 
-/// How far a float32 implementation may be from the reference: max(1e-5, 8 * 2^-24 * max|score| * max|value|).
+/// How far a float32 implementation may be from the reference: max(1e-5, 8 * 2^-24 * max|score| * max|value|), where
+/// the score's magnitude is `score`, or `biased` where that is larger. (A softcap needs no more: it makes scores and
+/// their errors smaller, and adds a few roundings of the capped score.)
 double output_tolerance(const Magnitudes& magnitudes);
-/// The same for lse: max(1e-5, 8 * 2^-24 * terms). A score's error reaches lse in full, and grows with the terms of the
-/// product, which may be much larger than the score: with few keys the largest score says nothing about them.
+/// The same for lse: max(1e-5, 8 * 2^-24 * terms), or `biased` for `terms` where that is larger. A score's error
+/// reaches lse in full, and grows with the terms of the product, which may be much larger than the score: with few keys
+/// the largest score says nothing about them.
 double lse_tolerance(const Magnitudes& magnitudes);
 
 /// Partial results over disjoint keys: output [..., value_dim] and lse [...].

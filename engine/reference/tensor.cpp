@@ -1,5 +1,6 @@
 #include "engine/reference/tensor.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -43,7 +44,26 @@ double load_float(const void* data, DType type, std::int64_t offset) {
     throw InvalidArgument("reference: unknown element type");
 }
 
+// A format with that many bits of mantissa (the leading one not counted) and that smallest exponent of a normal number.
+std::uint16_t narrow(double value, int mantissa_bits, int smallest, std::uint16_t infinity) noexcept {
+    const std::uint16_t sign = std::signbit(value) ? 0x8000U : 0U;
+    // the quiet NaN that the library writes: no sign, no payload
+    if (std::isnan(value)) return static_cast<std::uint16_t>(infinity | (1U << (mantissa_bits - 1)));
+    if (value == 0.0) return sign;
+    if (std::isinf(value)) return sign | infinity;
+    // in units of the last place; a mantissa that rounds up to the next power of two carries into the exponent, from
+    // subnormal to normal and from the largest number to infinity as well
+    const int exponent = std::max(std::ilogb(value), smallest);
+    const double mantissa = std::nearbyint(std::ldexp(std::abs(value), mantissa_bits - exponent));
+    const double bits = std::ldexp(exponent - smallest, mantissa_bits) + mantissa;
+    return static_cast<std::uint16_t>(sign | static_cast<std::uint16_t>(std::min(bits, static_cast<double>(infinity))));
+}
+
 }  // namespace
+
+std::uint16_t narrow_f16(double value) noexcept { return narrow(value, 10, -14, 0x7C00U); }
+
+std::uint16_t narrow_bf16(double value) noexcept { return narrow(value, 7, -126, 0x7F80U); }
 
 std::size_t element_count(const std::vector<std::int64_t>& extents) {
     std::size_t count = 1;
@@ -97,17 +117,18 @@ Mask widen(const AttentionMask& mask) {
     const auto rank = static_cast<std::ptrdiff_t>(mask.rank);
     std::vector<std::int64_t> extents(mask.extents.begin(), mask.extents.begin() + rank);
     const std::vector<std::int64_t> strides(mask.strides.begin(), mask.strides.begin() + rank);
+    const bool last_q = mask.keys == AttentionMask::Keys::last_q;
     switch (mask.type) {
         case AttentionMask::Type::f32:
-            return {widen(mask.data, DType::f32, std::move(extents), strides), false};
+            return {widen(mask.data, DType::f32, std::move(extents), strides), false, last_q};
         case AttentionMask::Type::f16:
-            return {widen(mask.data, DType::f16, std::move(extents), strides), false};
+            return {widen(mask.data, DType::f16, std::move(extents), strides), false, last_q};
         case AttentionMask::Type::bf16:
-            return {widen(mask.data, DType::bf16, std::move(extents), strides), false};
+            return {widen(mask.data, DType::bf16, std::move(extents), strides), false, last_q};
         case AttentionMask::Type::boolean:
             break;
     }
-    Mask result{Tensor(std::move(extents)), true};
+    Mask result{Tensor(std::move(extents)), true, last_q};
     std::size_t next = 0;
     for_each_offset(result.values.extents, strides, 0, 0, [&](std::int64_t offset) {
         result.values.values[next++] = load<std::uint8_t>(mask.data, offset) != 0 ? 1.0 : 0.0;

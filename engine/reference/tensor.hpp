@@ -50,6 +50,10 @@ std::size_t element_count(const std::vector<std::int64_t>& extents);
 double widen_f16(std::uint16_t bits) noexcept;
 double widen_bf16(std::uint16_t bits) noexcept;
 
+/// The nearest binary16 and bfloat16, ties to even; what is too large becomes infinity, NaN the plain quiet NaN.
+std::uint16_t narrow_f16(double value) noexcept;
+std::uint16_t narrow_bf16(double value) noexcept;
+
 /// A copy of a strided view of any float type.
 Tensor widen(const void* data, DType type, std::vector<std::int64_t> extents, const std::vector<std::int64_t>& strides);
 
@@ -63,6 +67,7 @@ Tensor widen(const InputTensor<Rank>& view) {
 struct Mask {
     Tensor values;  ///< rank 1 to 4, broadcast by right alignment against [batch, heads, q_len, kv_len]
     bool boolean = false;
+    bool last_q = false;  ///< the last dimension lies over the last q_len live keys; the keys before are allowed
 };
 
 /// A copy of a strided mask of any type.

@@ -95,12 +95,12 @@ class GuardedFloats {
     std::span<float> floats_;
 };
 
-/// Where the elements of a tensor lie in a buffer of `floats` floats.
+/// Where the elements of a tensor lie in a buffer of `elements` elements.
 template <std::size_t Rank>
 struct Layout {
     Extents<Rank> strides{};
     std::int64_t first = 0;  ///< place of element [0, 0, ...]
-    std::size_t floats = 0;
+    std::size_t elements = 0;
 };
 
 template <std::size_t Rank>
@@ -136,7 +136,7 @@ Layout<Rank> random_layout(const Extents<Rank>& extents, Random& random, std::si
     for (std::size_t i = 0; i < Rank; ++i) {
         if (layout.strides[i] > 0) last += std::max<std::int64_t>(extents[i] - 1, 0) * layout.strides[i];
     }
-    layout.floats = static_cast<std::size_t>(last + 1);
+    layout.elements = static_cast<std::size_t>(last + 1);
     return layout;
 }
 
@@ -145,7 +145,7 @@ template <std::size_t Rank>
 class GuardedTensor {
   public:
     GuardedTensor(const Extents<Rank>& extents, const Layout<Rank>& layout, Touch touch = Touch::end)
-        : extents_(extents), layout_(layout), memory_(layout.floats, touch) {}
+        : extents_(extents), layout_(layout), memory_(layout.elements, touch) {}
 
     /// Dense.
     explicit GuardedTensor(const Extents<Rank>& extents) : GuardedTensor(extents, dense_layout<Rank>(extents)) {}
