@@ -34,7 +34,7 @@ constinit const kernels::KernelTable table{
     .finish = finish,
     .scale_rows = scale_rows,
     .rms_norm = rms_norm,
-    .rotate_halves = rotate_halves,
+    .rotate = rotate,
     .swiglu = swiglu,
     .exp2 = exp2_array,
 };
