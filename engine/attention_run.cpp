@@ -153,7 +153,7 @@ class RowBlock {
     void load_query() const noexcept {
         for (std::int64_t g = 0; g < plan_.heads_per_kv_head; ++g) {
             plan_.kernels.scale_rows(
-                {{sequence_.query.at(kv_head_ * plan_.heads_per_kv_head + g, first_position_), kernels::SourceType::f32,
+                {{sequence_.query.at(kv_head_ * plan_.heads_per_kv_head + g, first_position_), kernels::ElementType::f32,
                   sequence_.query.row_stride, sequence_.query.column_stride, size(positions_), plan_.layout.head_dim},
                  plan_.problem.factor,
                  scratch_.query + size(g) * plan_.layout.head_dim,
@@ -268,12 +268,12 @@ class RowBlock {
             }
             const std::int64_t token = span_begin + b * kBlock + from;
             plan_.kernels.pack_panels(
-                {{sequence_.key.at(kv_head_, token), kernels::SourceType::f32, sequence_.key.row_stride,
+                {{sequence_.key.at(kv_head_, token), kernels::ElementType::f32, sequence_.key.row_stride,
                   sequence_.key.column_stride, count, plan_.layout.head_dim},
                  block,
                  size(from)});
             const bool nonfinite = plan_.kernels.pack_rows(
-                {{sequence_.value.at(kv_head_, token), kernels::SourceType::f32, sequence_.value.row_stride,
+                {{sequence_.value.at(kv_head_, token), kernels::ElementType::f32, sequence_.value.row_stride,
                   sequence_.value.column_stride, count, plan_.layout.value_dim},
                  values + size(from) * pitch,
                  pitch});

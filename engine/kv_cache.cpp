@@ -46,7 +46,7 @@ std::shared_ptr<BlockPool> pool_of(const KvCacheOptions& options) {
 
 kernels::Rows rows_of(const InputTensor<3>& view, std::int64_t head, std::int64_t first, std::size_t count) noexcept {
     return {floats(view.data) + head * view.strides[0] + first * view.strides[1],
-            kernels::SourceType::f32,
+            kernels::ElementType::f32,
             view.strides[1],
             view.strides[2],
             count,

@@ -128,7 +128,7 @@ class MultiHeadAttention::Impl {
             const FloatEnvironment environment;
             for (std::int64_t b = 0; b < batch; ++b) {
                 context.kernels.scale_rows(
-                    {{data + b * x.strides[0], kernels::SourceType::f32, x.strides[1], x.strides[2],
+                    {{data + b * x.strides[0], kernels::ElementType::f32, x.strides[1], x.strides[2],
                       static_cast<std::size_t>(length), static_cast<std::size_t>(d_model)},
                      1.0F,
                      a.x + b * length * d_model,
