@@ -8,6 +8,7 @@
 #include <numbers>
 
 #include "engine/context_impl.hpp"
+#include "engine/element_type.hpp"
 #include "engine/parallel.hpp"
 #include "engine/validate.hpp"
 
@@ -225,19 +226,15 @@ void rotate_rows(Context::Impl& context, std::size_t half, RotaryPairing pairing
             const std::size_t count = std::min(heads_at_once, heads - head);
             const auto first = static_cast<std::int64_t>(head);
             const auto place = static_cast<std::int64_t>(i);
-            kernels.scale_rows({{floats(rows.data) + first * rows.strides[0] + place * rows.strides[1],
-                                 kernels::SourceType::f32, rows.strides[0], rows.strides[2], count, head_dim},
+            kernels.scale_rows({{element_at(rows.data, rows.dtype, first * rows.strides[0] + place * rows.strides[1]),
+                                 element_type(rows.dtype), rows.strides[0], rows.strides[2], count, head_dim},
                                 1.0F,
                                 dense,
                                 pitch});
             kernels.rotate({dense, count, pitch, half, row.cosine, row.sine, pairing == RotaryPairing::interleaved});
-            for (std::size_t h = 0; h < count; ++h) {
-                float* to =
-                    floats(out.data) + static_cast<std::int64_t>(head + h) * out.strides[0] + place * out.strides[1];
-                for (std::size_t d = 0; d < head_dim; ++d) {
-                    to[static_cast<std::int64_t>(d) * out.strides[2]] = dense[h * pitch + d];
-                }
-            }
+            kernels.store_rows({dense, pitch, count, head_dim,
+                                element_at(out.data, out.dtype, first * out.strides[0] + place * out.strides[1]),
+                                element_type(out.dtype), out.strides[0], out.strides[2]});
         }
     };
     const std::size_t positions = size(rows.extents[1]);
