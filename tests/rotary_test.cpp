@@ -660,7 +660,7 @@ TEST(RotaryTest, AnAppendThatRunsOutOfMemoryChangesNothing) {
             const auto held = contents(cache, 0);
             const std::size_t bytes = cache.reserved_bytes();
             // the context's allocations fail first, then the cache's
-            (failing < 2 ? context_memory : cache_memory).fail_after(failing % 2);
+            (failing < 2 ? context_memory : cache_memory).fail_after(failing < 2 ? failing : failing - 2);
             try {
                 cache.append(*context, 0, rows(5000), rows(5000));
                 finished = failing >= 2;
