@@ -91,6 +91,9 @@ void Model::forward(Context& context, std::span<const std::int32_t> tokens, KvCa
     if (!(cache.shape() == wanted.shape) || static_cast<std::int64_t>(cache.layers()) != wanted.layers) {
         throw InvalidArgument("forward: the cache is of another shape than the model's cache_options()");
     }
+    if (cache.rotary()) {
+        throw InvalidArgument("forward: the cache rotates keys, which the model does itself; make it without a rotary");
+    }
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         if (tokens[i] < 0 || tokens[i] >= info().vocab_size) {
             throw InvalidArgument(

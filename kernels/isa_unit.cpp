@@ -37,7 +37,7 @@ constinit const kernels::KernelTable table{
     .store_rows = store_rows,
     .mask_row = mask_row,
     .rms_norm = rms_norm,
-    .rotate_halves = rotate_halves,
+    .rotate = rotate,
     .swiglu = swiglu,
     .exp2 = exp2_array,
 };

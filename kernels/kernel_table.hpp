@@ -193,15 +193,17 @@ struct RmsNorm {
     std::size_t out_stride;  ///< floats
 };
 
-/// Rotary embedding in place (Su et al. 2021, "RoFormer"), pairing the halves of each head: (x, y) = (v[i], v[i +
-/// half]) becomes (x cos - y sin, y cos + x sin) with the angle of pair i; what lies beyond 2 * half is left alone.
-struct RotateHalves {
+/// Rotary embedding in place (Su et al. 2021, "RoFormer"): pair i of each head, (x, y), becomes (x cos - y sin,
+/// y cos + x sin) with the cosine and sine of pair i. Pairs are (v[i], v[i + half]), or (v[2 i], v[2 i + 1]) if
+/// `interleaved`; what lies beyond 2 * half is left alone.
+struct Rotate {
     float* row;  ///< the heads of one token
     std::size_t heads;
     std::size_t head_stride;  ///< floats
-    std::size_t half;
-    const float* cosine;  ///< [half]
-    const float* sine;    ///< [half]
+    std::size_t half;         ///< pairs
+    const float* cosine;      ///< [half]
+    const float* sine;        ///< [half]
+    bool interleaved;
 };
 
 /// out[i] = gate[i] * sigmoid(gate[i]) * up[i] (Shazeer 2020, "GLU Variants Improve Transformer"). out may be gate or
@@ -227,7 +229,7 @@ struct KernelTable {
     void (*store_rows)(const StoreRows&) noexcept;
     TokenRange (*mask_row)(const MaskRow&) noexcept;
     void (*rms_norm)(const RmsNorm&) noexcept;
-    void (*rotate_halves)(const RotateHalves&) noexcept;
+    void (*rotate)(const Rotate&) noexcept;
     void (*swiglu)(const SwiGlu&) noexcept;
     void (*exp2)(const float* x, float* y, std::size_t count) noexcept;  ///< for tests: the exponential of softmax_span
 };

@@ -14,6 +14,8 @@
 //   widen_f16, widen_bf16  kLanes 16-bit floats from memory, exactly; narrow_f16: to memory, to nearest even
 //   any_nan        whether a lane is NaN
 //   canonical_nan  every NaN becomes 0x7fc00000
+//   even_lanes, odd_lanes  (a, b): the even, the odd lanes of a followed by b
+//   zip_low, zip_high      (a, b): a0 b0 a1 b1 ..., its first kLanes, and those that follow
 //   load_n, store_n  the first n <= kLanes lanes; the rest are +0, or left alone in memory
 //   transpose_16   16 strided rows of kTransposeColumns floats -> kTransposeColumns panel rows of 16
 //

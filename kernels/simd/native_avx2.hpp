@@ -78,6 +78,22 @@ HEADLONG_INLINE F32 canonical_nan(F32 x) noexcept {
     return _mm256_blendv_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC00000)), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
 }
 
+// shuffles and unpacks work inside 128-bit halves; the permutations put their quarters in order
+HEADLONG_INLINE F32 even_lanes(F32 a, F32 b) noexcept {
+    const __m256d quarters = _mm256_castps_pd(_mm256_shuffle_ps(a, b, _MM_SHUFFLE(2, 0, 2, 0)));
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(quarters, _MM_SHUFFLE(3, 1, 2, 0)));
+}
+HEADLONG_INLINE F32 odd_lanes(F32 a, F32 b) noexcept {
+    const __m256d quarters = _mm256_castps_pd(_mm256_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1)));
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(quarters, _MM_SHUFFLE(3, 1, 2, 0)));
+}
+HEADLONG_INLINE F32 zip_low(F32 a, F32 b) noexcept {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20);
+}
+HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31);
+}
+
 #include "kernels/simd/transpose_avx2-inl.hpp"
 
 }  // namespace headlong::HEADLONG_ISA

@@ -74,6 +74,24 @@ HEADLONG_INLINE F32 canonical_nan(F32 x) noexcept {
                               _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000)));
 }
 
+// indices from 16 on are lanes of b
+HEADLONG_INLINE F32 even_lanes(F32 a, F32 b) noexcept {
+    const __m512i lanes = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_permutex2var_ps(a, lanes, b);
+}
+HEADLONG_INLINE F32 odd_lanes(F32 a, F32 b) noexcept {
+    const __m512i lanes = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    return _mm512_permutex2var_ps(a, lanes, b);
+}
+HEADLONG_INLINE F32 zip_low(F32 a, F32 b) noexcept {
+    const __m512i lanes = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return _mm512_permutex2var_ps(a, lanes, b);
+}
+HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept {
+    const __m512i lanes = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return _mm512_permutex2var_ps(a, lanes, b);
+}
+
 #include "kernels/simd/transpose_avx2-inl.hpp"
 
 }  // namespace headlong::HEADLONG_ISA

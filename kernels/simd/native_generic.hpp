@@ -84,6 +84,11 @@ HEADLONG_INLINE F32 canonical_nan(F32 x) noexcept {
     return select(reinterpret_cast<U32>(x != x), from_bits(nan), x);
 }
 
+HEADLONG_INLINE F32 even_lanes(F32 a, F32 b) noexcept { return F32{a[0], a[2], b[0], b[2]}; }
+HEADLONG_INLINE F32 odd_lanes(F32 a, F32 b) noexcept { return F32{a[1], a[3], b[1], b[3]}; }
+HEADLONG_INLINE F32 zip_low(F32 a, F32 b) noexcept { return F32{a[0], b[0], a[1], b[1]}; }
+HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept { return F32{a[2], b[2], a[3], b[3]}; }
+
 inline constexpr std::size_t kTransposeColumns = 4;
 HEADLONG_INLINE void transpose_16(const float* rows, std::ptrdiff_t stride, float* panel) noexcept {
     for (std::ptrdiff_t row = 0; row < 16; ++row) {

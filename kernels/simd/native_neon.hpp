@@ -76,6 +76,11 @@ HEADLONG_INLINE F32 canonical_nan(F32 x) noexcept {
     return vbslq_f32(vceqq_f32(x, x), x, vreinterpretq_f32_u32(vdupq_n_u32(0x7FC00000U)));
 }
 
+HEADLONG_INLINE F32 even_lanes(F32 a, F32 b) noexcept { return vuzp1q_f32(a, b); }
+HEADLONG_INLINE F32 odd_lanes(F32 a, F32 b) noexcept { return vuzp2q_f32(a, b); }
+HEADLONG_INLINE F32 zip_low(F32 a, F32 b) noexcept { return vzip1q_f32(a, b); }
+HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept { return vzip2q_f32(a, b); }
+
 inline constexpr std::size_t kTransposeColumns = 4;
 HEADLONG_INLINE void transpose_16(const float* rows, std::ptrdiff_t stride, float* panel) noexcept {
     HEADLONG_UNROLL for (std::ptrdiff_t quad = 0; quad < 4; ++quad) {
