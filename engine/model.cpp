@@ -100,7 +100,7 @@ void Model::forward(Context& context, std::span<const std::int32_t> tokens, KvCa
                 fmt::format("forward: tokens[{}] is {}; allowed: 0 to {}", i, tokens[i], info().vocab_size - 1));
         }
     }
-    check_output("logits", logits);
+    check_f32_output("logits", logits);
     const auto count = static_cast<std::int64_t>(tokens.size());
     if (logits.extents[0] > count) {
         throw InvalidArgument(fmt::format("logits: extent 0 is {}; at most the {} tokens", logits.extents[0], count));

@@ -140,14 +140,15 @@ struct StoreRows {
     std::ptrdiff_t column_stride;  ///< elements
 };
 
-/// One row of a mask as biases in units of log2: mask * log2(e), or 0 and -infinity of a boolean mask, for the tokens
-/// of a range. Returns the smallest range that holds all tokens allowed, empty if there is none.
+/// One row of a mask as biases: mask * unit, or 0 and -infinity of a boolean mask, for the tokens of a range. Finite
+/// elements stay finite. Returns the smallest range that holds all tokens allowed, empty if there is none.
 struct MaskRow {
     const void* data;  ///< the element of token range.begin
     bool boolean;      ///< bytes, nonzero = allowed; `type` does not matter then
     ElementType type;
     std::ptrdiff_t stride;  ///< elements from one token to the next
     TokenRange range;
+    float unit;   ///< log2(e) where scores are in units of log2
     float* bias;  ///< [512]; written in the range
 };
 

@@ -138,26 +138,26 @@ inline void store_rows(const kernels::StoreRows& a) noexcept {
     });
 }
 
-/// mask * log2(e). Finite elements stay finite: -FLT_MAX, which some use for "not allowed", is a bias like any other.
-HEADLONG_INLINE F32 bias_of(F32 mask) noexcept {
-    constexpr float kLog2E = 0x1.715476p+0F;
+/// mask * unit. Finite elements stay finite: -FLT_MAX, which some use for "not allowed", is a bias like any other.
+HEADLONG_INLINE F32 bias_of(F32 mask, F32 unit) noexcept {
     constexpr float kLowest = -__FLT_MAX__;
-    const F32 bias = max(broadcast(kLowest), mask * broadcast(kLog2E));  // in this order a NaN stays
+    const F32 bias = max(broadcast(kLowest), mask * unit);  // in this order a NaN stays
     return select_below(mask, kLowest, mask, bias);
 }
 
-/// One row of a mask as biases in units of log2.
+/// One row of a mask as biases.
 template <class Elements>
 HEADLONG_INLINE void bias_row(const kernels::MaskRow& a) noexcept {
+    const F32 unit = broadcast(a.unit);
     const auto* p = static_cast<const typename Elements::Element*>(a.data);
     std::size_t token = a.range.begin;
     if (a.stride == 1) {
         for (; token + kLanes <= a.range.end; token += kLanes, p += kLanes) {
-            store(a.bias + token, bias_of(Elements::load(p)));
+            store(a.bias + token, bias_of(Elements::load(p), unit));
         }
     }
     for (; token < a.range.end; ++token, p += a.stride)
-        a.bias[token] = first_lane(bias_of(broadcast(Elements::value(*p))));
+        a.bias[token] = first_lane(bias_of(broadcast(Elements::value(*p)), unit));
 }
 
 HEADLONG_INLINE void bias_row_of_bytes(const kernels::MaskRow& a) noexcept {
