@@ -75,7 +75,7 @@ void softmax_span(benchmark::State& state, const KernelTable& table) {
 void pack_panels(benchmark::State& state, const KernelTable& table) {
     Floats rows(64 * 128), panels(64 * 128);
     for (auto _ : state) {
-        table.pack_panels({{rows.data(), kernels::SourceType::f32, 128, 1, 64, 128}, panels.data(), 0});
+        table.pack_panels({{rows.data(), kernels::ElementType::f32, 128, 1, 64, 128}, panels.data(), 0});
         benchmark::ClobberMemory();
     }
     state.SetItemsProcessed(state.iterations() * 64 * 128);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <headlong/attention.hpp>
 #include <headlong/error.hpp>
 #include <set>
@@ -12,7 +11,7 @@
 
 #include "engine/kv_cache_impl.hpp"
 #include "engine/mapped_file.hpp"
-#include "engine/parallel.hpp"
+#include "engine/row_ops.hpp"
 
 namespace headlong {
 namespace {
@@ -56,21 +55,6 @@ class Weights {
 
 std::size_t size(std::int64_t n) noexcept { return static_cast<std::size_t>(n); }
 
-// Row operations move a few KiB a row: below this many rows a thread is not worth waking.
-constexpr std::int64_t kParallelRows = 16;
-
-/// Calls body(row) for every row, on the executor if there are many.
-template <class Body>
-void for_rows(Context::Impl& context, std::int64_t rows, const Body& body) {
-    const auto run = [&](std::size_t task, std::size_t) noexcept { body(static_cast<std::int64_t>(task)); };
-    if (rows >= kParallelRows) {
-        parallel_for(*context.executor, size(rows), run);
-    } else {
-        const FloatEnvironment environment;
-        for (std::int64_t row = 0; row < rows; ++row) body(row);
-    }
-}
-
 }  // namespace
 
 /// Rows of one call, in the workspace.
@@ -109,7 +93,9 @@ struct Decoder::Activations {
 
 Decoder::Decoder(Context::Impl& context, std::pmr::memory_resource& memory, DecoderConfig config,
                  std::shared_ptr<const SafetensorsFile> weights)
-    : config_(std::move(config)), weights_(std::move(weights)) {
+    : config_(std::move(config)),
+      weights_(std::move(weights)),
+      rotary_(RotaryOptions{.head_dim = config_.head_dim, .theta = config_.rope_theta}) {
     const DecoderConfig& c = config_;
     const TensorNames& names = *c.names;
     Weights file(*weights_);
@@ -144,11 +130,6 @@ Decoder::Decoder(Context::Impl& context, std::pmr::memory_resource& memory, Deco
         head_ = std::unique_ptr<Linear>(new Linear(linear(names.head, c.hidden_size, c.vocab_size, false)));
     }
     file.refuse_rest(c.tied_embeddings, names.head);
-
-    for (std::int64_t i = 0; i < c.head_dim / 2; ++i) {
-        inverse_frequencies_.push_back(
-            std::pow(c.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(c.head_dim)));
-    }
 }
 
 void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
@@ -187,10 +168,7 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
         if (observer) observer(layer, name, rows, columns);
     };
     const auto norm = [&](const float* rows, std::int64_t row_count, const std::vector<float>& weight) {
-        for_rows(impl, row_count, [&](std::int64_t row) noexcept {
-            kernels.rms_norm({rows + row * c.hidden_size, 0, 1, size(c.hidden_size), weight.data(),
-                              static_cast<float>(c.norm_epsilon), a.normed + row * c.hidden_size, 0});
-        });
+        rms_norm(impl, rows, row_count, c.hidden_size, weight.data(), static_cast<float>(c.norm_epsilon), a.normed);
     };
     const auto extents = [&](std::int64_t heads) { return Extents<3>{heads, count, c.head_dim}; };
     const auto strides = [&](std::int64_t heads) { return Extents<3>{c.head_dim, heads * c.head_dim, 1}; };
@@ -204,12 +182,7 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
     for_rows(impl, count, [&](std::int64_t row) noexcept {
         copy_floats(*embedding_, size(tokens[size(row)]) * size(c.hidden_size),
                     {a.residual + row * c.hidden_size, size(c.hidden_size)});
-        for (std::int64_t i = 0; i < half;
-             ++i) {  // angles in double, then rounded: a float angle of 1e5 is off by 4e-3
-            const double angle = static_cast<double>(first_position + row) * inverse_frequencies_[size(i)];
-            a.cosine[row * half + i] = static_cast<float>(std::cos(angle));
-            a.sine[row * half + i] = static_cast<float>(std::sin(angle));
-        }
+        rotary_.tabulate(first_position + row, a.cosine + row * half, a.sine + row * half);
     });
     observe(0, "embedding", a.residual, c.hidden_size);
 
@@ -222,9 +195,11 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
         for_rows(impl, count, [&](std::int64_t row) noexcept {
             const float* cosine = a.cosine + row * half;
             const float* sine = a.sine + row * half;
-            kernels.rotate_halves({a.query + row * width, size(c.heads), size(c.head_dim), size(half), cosine, sine});
-            kernels.rotate_halves(
-                {a.key + row * kv_width, size(c.kv_heads), size(c.head_dim), size(half), cosine, sine});
+            const bool interleaved = rotary_.pairing() == RotaryPairing::interleaved;
+            kernels.rotate(
+                {a.query + row * width, size(c.heads), size(c.head_dim), size(half), cosine, sine, interleaved});
+            kernels.rotate(
+                {a.key + row * kv_width, size(c.kv_heads), size(c.head_dim), size(half), cosine, sine, interleaved});
         });
         observe(index, "q", a.query, width);
         observe(index, "k", a.key, kv_width);
@@ -241,10 +216,7 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
         norm(a.residual, count, layer.mlp_norm);
         layer.gate.apply(impl, a.normed, c.hidden_size, count, a.gate, c.intermediate_size);
         layer.up.apply(impl, a.normed, c.hidden_size, count, a.up, c.intermediate_size);
-        for_rows(impl, count, [&](std::int64_t row) noexcept {
-            float* gate = a.gate + row * c.intermediate_size;
-            kernels.swiglu({gate, a.up + row * c.intermediate_size, gate, size(c.intermediate_size)});
-        });
+        swiglu(impl, a.gate, a.up, count, c.intermediate_size, a.gate);
         layer.down.apply(impl, a.gate, c.intermediate_size, count, a.residual, c.hidden_size, Linear::Into::add);
         observe(index, "out", a.residual, c.hidden_size);
     }

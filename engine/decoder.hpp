@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <headlong/kv_cache.hpp>
+#include <headlong/rotary.hpp>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -50,7 +51,7 @@ class Decoder {
     DecoderConfig config_;
     std::shared_ptr<const SafetensorsFile> weights_;  ///< the embedding's rows are read from it
     const FileTensor* embedding_ = nullptr;
-    std::vector<double> inverse_frequencies_;
+    Rotary rotary_;
     std::vector<std::unique_ptr<Layer>> layers_;
     std::vector<float> final_norm_;
     std::unique_ptr<Linear> head_;

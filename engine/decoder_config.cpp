@@ -245,6 +245,10 @@ DecoderConfig parse_decoder_config(std::string_view text, const std::string& nam
     if (config.head_dim % 2 != 0) {
         reader.bad("head_dim", fmt::format("is {}; it must be even for rotary embeddings", config.head_dim));
     }
+    constexpr std::int64_t kMaxHeadDim = std::int64_t{1} << 20;  // as in a cache
+    if (config.head_dim > kMaxHeadDim) {
+        reader.bad("head_dim", fmt::format("is {}; it must be at most {}", config.head_dim, kMaxHeadDim));
+    }
     constexpr std::int64_t kMaxWidth = std::int64_t{1} << 30;
     if (config.heads * config.head_dim > kMaxWidth) {
         reader.bad("head_dim",

@@ -5,9 +5,11 @@
 #include <utility>
 
 #include "engine/context_impl.hpp"
+#include "engine/element_type.hpp"
 #include "engine/kv_cache_impl.hpp"
 #include "engine/parallel.hpp"
 #include "engine/validate.hpp"
+#include "kernels/half.hpp"
 
 namespace headlong {
 namespace {
@@ -31,6 +33,10 @@ void check_options(const KvCacheOptions& options) {
     if (options.sink_tokens != 0) throw Unsupported("KvCacheOptions: sink_tokens is not built yet; leave it 0");
     if (!options.layer_windows.empty())
         throw Unsupported("KvCacheOptions: layer_windows is not built yet; leave it empty");
+    if (options.rotary && options.rotary->head_dim() != options.shape.head_dim) {
+        throw InvalidArgument(fmt::format("KvCacheOptions: rotary is made for a head_dim of {}; the shape's is {}",
+                                          options.rotary->head_dim(), options.shape.head_dim));
+    }
     if (options.pool != nullptr && options.memory != nullptr) {
         throw InvalidArgument("KvCacheOptions: pool and memory are both set; give one");
     }
@@ -44,19 +50,59 @@ std::shared_ptr<BlockPool> pool_of(const KvCacheOptions& options) {
     return options.pool != nullptr ? options.pool : std::make_shared<BlockPool>(options.shape, options.memory);
 }
 
-kernels::Rows rows_of(const InputTensor<3>& view, std::int64_t head, std::int64_t first, std::size_t count) noexcept {
-    return {floats(view.data) + head * view.strides[0] + first * view.strides[1],
-            kernels::SourceType::f32,
-            view.strides[1],
-            view.strides[2],
-            count,
-            static_cast<std::size_t>(view.extents[2])};
+kernels::Rows rows_of(const InputTensor<3>& view, std::size_t head, std::int64_t first, std::size_t count) noexcept {
+    const std::int64_t offset = static_cast<std::int64_t>(head) * view.strides[0] + first * view.strides[1];
+    return {
+        element_at(view.data, view.dtype, offset), element_type(view.dtype), view.strides[1], view.strides[2], count,
+        static_cast<std::size_t>(view.extents[2])};
+}
+
+/// Writes one element, rounded to nearest even where its type is narrower.
+void store_element(void* data, DType type, std::int64_t offset, float x) noexcept {
+    switch (type) {
+        case DType::f32:
+            static_cast<float*>(data)[offset] = x;
+            return;
+        case DType::f16:
+            static_cast<std::uint16_t*>(data)[offset] = kernels::narrow_f16(x);
+            return;
+        case DType::bf16:
+            static_cast<std::uint16_t*>(data)[offset] = kernels::narrow_bf16(x);
+            return;
+    }
+}
+
+// Keys to be rotated go in rounds, which bounds the tables of cosines and sines whatever the length of an append.
+constexpr std::int64_t kRoundTokens = 64 * kBlock;
+
+// A decode step moves a few KiB: not worth waking a thread. From 64 KiB on it is.
+constexpr std::int64_t kParallelElements = 16384;
+
+/// Calls body(task, worker) for every task, on the executor if they move many elements.
+template <class Body>
+void for_tasks(Context& context, std::size_t tasks, std::int64_t elements, const Body& body) {
+    if (elements >= kParallelElements) {
+        parallel_for(*context.impl().executor, tasks, body);
+    } else {
+        const FloatEnvironment environment;
+        for (std::size_t task = 0; task < tasks; ++task) body(task, 0);
+    }
 }
 
 }  // namespace
 
+/// Where keys are rotated: a part of a workspace.
+struct KvCache::Impl::RotaryScratch {
+    float* cosine;  ///< [kRoundTokens][half], of the round's first row on
+    float* sine;
+    float* rows;  ///< [worker][kPanelTokens][head_dim]
+};
+
 KvCache::Impl::Impl(const KvCacheOptions& options)
-    : pool(pool_of(options)), capacity(options.capacity), layers(static_cast<std::size_t>(options.layers)) {}
+    : pool(pool_of(options)),
+      capacity(options.capacity),
+      rotary(options.rotary),
+      layers(static_cast<std::size_t>(options.layers)) {}
 
 KvCache::Impl::~Impl() { reset(); }
 
@@ -122,10 +168,40 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
                                       layer.length, capacity));
     }
     if (tokens == 0) return;
-    take_blocks(std::span(&layer, 1), tokens);
+    if (!rotary) {
+        take_blocks(std::span(&layer, 1), tokens);
+        pack(context, layer, keys, values, 0, tokens, nullptr);
+    } else {
+        Context::Impl& impl = context.impl();
+        const auto half = static_cast<std::size_t>(rotary->rotary_dim()) / 2;
+        const auto round = static_cast<std::size_t>(std::min(tokens, kRoundTokens));
+        const auto head_dim = static_cast<std::size_t>(shape.head_dim);
+        auto workspace = impl.workspaces.lend();
+        RotaryScratch scratch{};
+        scratch.cosine = workspace->rows.ensure_floats(2 * round * half);
+        scratch.sine = scratch.cosine + round * half;
+        scratch.rows =
+            workspace->workers.ensure_floats(impl.executor->worker_slots() * kernels::kPanelTokens * head_dim);
+        take_blocks(std::span(&layer, 1), tokens);
+        for (std::int64_t first = 0; first < tokens; first += kRoundTokens) {
+            const std::int64_t last = std::min(tokens, first + kRoundTokens);
+            const std::int64_t elements = (last - first) * shape.kv_heads * (shape.head_dim + shape.value_dim);
+            for_tasks(context, static_cast<std::size_t>(last - first), elements,
+                      [&](std::size_t i, std::size_t) noexcept {
+                          rotary->tabulate(layer.length + first + static_cast<std::int64_t>(i),
+                                           scratch.cosine + i * half, scratch.sine + i * half);
+                      });
+            pack(context, layer, keys, values, first, last, &scratch);
+        }
+    }
+    layer.length += tokens;
+}
 
-    const std::int64_t begin = layer.length;
-    const std::int64_t end = begin + tokens;
+void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor<3>& keys, const InputTensor<3>& values,
+                         std::int64_t first, std::int64_t last, const RotaryScratch* scratch) const {
+    const KvShape& shape = pool->shape();
+    const std::int64_t begin = layer.length + first;
+    const std::int64_t end = layer.length + last;
     const auto heads = static_cast<std::size_t>(shape.kv_heads);
     const std::size_t first_block = static_cast<std::size_t>(begin / kBlock);
     const std::size_t blocks = blocks_for(end) - first_block;
@@ -141,7 +217,29 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
         float* rows = block.values(head) + panel_token * pitch;
         std::fill(rows + used * pitch, rows + kernels::kPanelTokens * pitch, 0.0F);
     };
-    const auto pack = [&](std::size_t task, std::size_t) noexcept {
+    // Keys `from` on of a head, rotated in dense rows and packed a panel at a time.
+    const auto pack_rotated = [&](std::size_t head, std::int64_t from, std::size_t count, const Block& block,
+                                  std::size_t lane, std::size_t worker) noexcept {
+        const auto half = static_cast<std::size_t>(rotary->rotary_dim()) / 2;
+        const bool interleaved = rotary->pairing() == RotaryPairing::interleaved;
+        float* const dense = scratch->rows + worker * kernels::kPanelTokens * layout.head_dim;
+        for (std::size_t done = 0; done < count;) {
+            const std::size_t rows =
+                std::min(count - done, kernels::kPanelTokens - (lane + done) % kernels::kPanelTokens);
+            const std::int64_t row = from - layer.length + static_cast<std::int64_t>(done);
+            kernels.scale_rows({rows_of(keys, head, row, rows), 1.0F, dense, layout.head_dim});
+            for (std::size_t i = 0; i < rows; ++i) {
+                const std::size_t place = (static_cast<std::size_t>(row - first) + i) * half;
+                kernels.rotate({dense + i * layout.head_dim, 1, layout.head_dim, half, scratch->cosine + place,
+                                scratch->sine + place, interleaved});
+            }
+            const auto stride = static_cast<std::ptrdiff_t>(layout.head_dim);
+            kernels.pack_panels(
+                {{dense, kernels::ElementType::f32, stride, 1, rows, layout.head_dim}, block.keys(head), lane + done});
+            done += rows;
+        }
+    };
+    const auto pack_block = [&](std::size_t task, std::size_t worker) noexcept {
         const std::size_t head = task % heads;
         const std::size_t block_index = first_block + task / heads;
         const auto block_begin = static_cast<std::int64_t>(block_index) * kBlock;
@@ -149,27 +247,22 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
         const auto count = static_cast<std::size_t>(std::min(end, block_begin + kBlock) - from);
         const auto lane = static_cast<std::size_t>(from - block_begin);
         const Block& block = layer.blocks[block_index];
-        kernels.pack_panels(
-            {rows_of(keys, static_cast<std::int64_t>(head), from - begin, count), block.keys(head), lane});
+        if (scratch != nullptr) {
+            pack_rotated(head, from, count, block, lane, worker);
+        } else {
+            kernels.pack_panels({rows_of(keys, head, from - layer.length, count), block.keys(head), lane});
+        }
         // Reads go by whole panels: of a panel begun here, the lanes behind the last token are cleared. Their weight
         // is -0, and they must be finite. (Lanes that a shortened layer left behind are finite, or marked.)
         const std::size_t begun = (lane + count) / kernels::kPanelTokens * kernels::kPanelTokens;
         if (lane <= begun && begun < lane + count) clear_lanes(block, head, begun, lane + count - begun);
-        if (kernels.pack_rows({rows_of(values, static_cast<std::int64_t>(head), from - begin, count),
-                               block.values(head) + lane * pitch, pitch})) {
+        if (kernels.pack_rows(
+                {rows_of(values, head, from - layer.length, count), block.values(head) + lane * pitch, pitch})) {
             block.nonfinite(head) = 1;
         }
     };
-    // A decode step moves a few KiB: not worth waking a thread. From 64 KiB on it is.
-    constexpr std::int64_t kParallelElements = 16384;
-    const bool large = tokens * shape.kv_heads * (shape.head_dim + shape.value_dim) >= kParallelElements;
-    if (large) {
-        parallel_for(*context.impl().executor, blocks * heads, pack);
-    } else {
-        const FloatEnvironment environment;
-        for (std::size_t task = 0; task < blocks * heads; ++task) pack(task, 0);
-    }
-    layer.length = end;
+    for_tasks(context, blocks * heads, (last - first) * shape.kv_heads * (shape.head_dim + shape.value_dim),
+              pack_block);
 }
 
 void KvCache::Impl::shorten(std::size_t index, std::int64_t length) noexcept {
@@ -211,6 +304,7 @@ void KvCache::reset() noexcept { impl_->reset(); }
 std::int64_t KvCache::capacity() const noexcept { return impl_->capacity; }
 std::size_t KvCache::layers() const noexcept { return impl_->layers.size(); }
 const KvShape& KvCache::shape() const noexcept { return impl_->pool->shape(); }
+const std::optional<Rotary>& KvCache::rotary() const noexcept { return impl_->rotary; }
 const std::shared_ptr<BlockPool>& KvCache::pool() const noexcept { return impl_->pool; }
 
 std::size_t KvCache::used_bytes() const noexcept {
@@ -243,6 +337,7 @@ void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTenso
                                           first, first + count, layer.length));
     }
     const std::size_t pitch = impl_->pool->impl().layout().pitch();
+    const FloatEnvironment environment;  // narrowing rounds
     for (std::int64_t i = 0; i < count; ++i) {
         const Block& block = layer.blocks[static_cast<std::size_t>((first + i) / kBlock)];
         const auto lane = static_cast<std::size_t>((first + i) % kBlock);
@@ -251,13 +346,16 @@ void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTenso
                 block.keys(static_cast<std::size_t>(head)) +
                 lane / kernels::kPanelTokens * static_cast<std::size_t>(shape.head_dim) * kernels::kPanelTokens +
                 lane % kernels::kPanelTokens;
-            float* key = floats(keys.data) + head * keys.strides[0] + i * keys.strides[1];
+            const std::int64_t key = head * keys.strides[0] + i * keys.strides[1];
             for (std::int64_t d = 0; d < shape.head_dim; ++d) {
-                key[d * keys.strides[2]] = panel[static_cast<std::size_t>(d) * kernels::kPanelTokens];
+                store_element(keys.data, keys.dtype, key + d * keys.strides[2],
+                              panel[static_cast<std::size_t>(d) * kernels::kPanelTokens]);
             }
             const float* row = block.values(static_cast<std::size_t>(head)) + lane * pitch;
-            float* value = floats(values.data) + head * values.strides[0] + i * values.strides[1];
-            for (std::int64_t d = 0; d < shape.value_dim; ++d) value[d * values.strides[2]] = row[d];
+            const std::int64_t value = head * values.strides[0] + i * values.strides[1];
+            for (std::int64_t d = 0; d < shape.value_dim; ++d) {
+                store_element(values.data, values.dtype, value + d * values.strides[2], row[d]);
+            }
         }
     }
 }

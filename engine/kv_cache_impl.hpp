@@ -3,6 +3,7 @@
 
 #include <headlong/kv_cache.hpp>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -32,9 +33,15 @@ class KvCache::Impl {
 
     const std::shared_ptr<BlockPool> pool;
     const std::int64_t capacity;
+    const std::optional<Rotary> rotary;
     std::vector<Layer> layers;
 
   private:
+    struct RotaryScratch;
+
+    /// Writes rows [first, last) of the views, the layer's blocks being there; they become visible with its length.
+    void pack(Context& context, const Layer& layer, const InputTensor<3>& keys, const InputTensor<3>& values,
+              std::int64_t first, std::int64_t last, const RotaryScratch* scratch) const;
     /// Takes the blocks that the listed layers need for `tokens` more tokens each; all of them or none.
     void take_blocks(std::span<Layer> these, std::int64_t tokens);
 };

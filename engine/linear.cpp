@@ -30,7 +30,7 @@ Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const 
     const FloatEnvironment environment;
     if (panels > 0) std::fill_n(memory_of_panels + (panels - 1) * inputs * kPanelTokens, inputs * kPanelTokens, 0.0F);
     context.kernels.pack_panels(
-        {{weight.data, kernels::SourceType::f32, weight.strides[1], weight.strides[0], outputs, inputs},
+        {{weight.data, kernels::ElementType::f32, weight.strides[1], weight.strides[0], outputs, inputs},
          memory_of_panels,
          0});
     if (bias.data != nullptr) {
@@ -54,7 +54,7 @@ Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const 
         copy_floats(weight, first * inputs, {rows, count * inputs});
         if (count < kPanelTokens) std::fill_n(panel, inputs * kPanelTokens, 0.0F);
         context.kernels.pack_panels(
-            {{rows, kernels::SourceType::f32, static_cast<std::ptrdiff_t>(inputs), 1, count, inputs}, panel, 0});
+            {{rows, kernels::ElementType::f32, static_cast<std::ptrdiff_t>(inputs), 1, count, inputs}, panel, 0});
     }
     if (bias != nullptr) copy_floats(*bias, 0, {bias_.ensure_floats(outputs), outputs});
 }

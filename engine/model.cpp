@@ -91,13 +91,16 @@ void Model::forward(Context& context, std::span<const std::int32_t> tokens, KvCa
     if (!(cache.shape() == wanted.shape) || static_cast<std::int64_t>(cache.layers()) != wanted.layers) {
         throw InvalidArgument("forward: the cache is of another shape than the model's cache_options()");
     }
+    if (cache.rotary()) {
+        throw InvalidArgument("forward: the cache rotates keys, which the model does itself; make it without a rotary");
+    }
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         if (tokens[i] < 0 || tokens[i] >= info().vocab_size) {
             throw InvalidArgument(
                 fmt::format("forward: tokens[{}] is {}; allowed: 0 to {}", i, tokens[i], info().vocab_size - 1));
         }
     }
-    check_output("logits", logits);
+    check_f32_output("logits", logits);
     const auto count = static_cast<std::int64_t>(tokens.size());
     if (logits.extents[0] > count) {
         throw InvalidArgument(fmt::format("logits: extent 0 is {}; at most the {} tokens", logits.extents[0], count));

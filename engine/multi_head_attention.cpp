@@ -22,10 +22,10 @@ struct Shape {
 };
 
 Shape shape_of(const MultiHeadAttentionOptions& options, const MultiHeadAttentionWeights& weights) {
-    check_input("query weight", weights.query);
-    check_input("key weight", weights.key);
-    check_input("value weight", weights.value);
-    check_input("output weight", weights.output);
+    check_f32_input("query weight", weights.query);
+    check_f32_input("key weight", weights.key);
+    check_f32_input("value weight", weights.value);
+    check_f32_input("output weight", weights.output);
     if (options.heads < 1) {
         throw InvalidArgument(
             fmt::format("MultiHeadAttentionOptions: heads is {}; it must be at least 1", options.heads));
@@ -56,7 +56,7 @@ Shape shape_of(const MultiHeadAttentionOptions& options, const MultiHeadAttentio
     check_extent("output weight", 1, weights.output.extents[1], d_model, "d_model");
     const auto check_bias = [](const char* name, const InputTensor<1>& bias, std::int64_t extent) {
         if (bias.data == nullptr && bias.extents[0] == 0) return;
-        check_input(name, bias);
+        check_f32_input(name, bias);
         check_extent(name, 0, bias.extents[0], extent, "the outputs of its weight");
     };
     check_bias("query bias", weights.query_bias, width);
@@ -128,7 +128,7 @@ class MultiHeadAttention::Impl {
             const FloatEnvironment environment;
             for (std::int64_t b = 0; b < batch; ++b) {
                 context.kernels.scale_rows(
-                    {{data + b * x.strides[0], kernels::SourceType::f32, x.strides[1], x.strides[2],
+                    {{data + b * x.strides[0], kernels::ElementType::f32, x.strides[1], x.strides[2],
                       static_cast<std::size_t>(length), static_cast<std::size_t>(d_model)},
                      1.0F,
                      a.x + b * length * d_model,
@@ -195,8 +195,8 @@ std::int64_t MultiHeadAttention::head_dim() const noexcept { return impl_->shape
 
 void MultiHeadAttention::forward(Context& context, const InputTensor<3>& x, const OutputTensor<3>& y,
                                  const AttentionOptions& options) const {
-    check_input("x", x);
-    check_output("y", y);
+    check_f32_input("x", x);
+    check_f32_output("y", y);
     const std::int64_t batch = x.extents[0];
     const std::int64_t length = x.extents[1];
     check_extent("x", 2, x.extents[2], d_model(), "d_model");
@@ -222,8 +222,8 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<3>& x, cons
 
 void MultiHeadAttention::forward(Context& context, const InputTensor<2>& x, KvCache& cache, std::size_t layer,
                                  const OutputTensor<2>& y, const AttentionOptions& options) const {
-    check_input("x", x);
-    check_output("y", y);
+    check_f32_input("x", x);
+    check_f32_output("y", y);
     const std::int64_t length = x.extents[0];
     check_extent("x", 1, x.extents[1], d_model(), "d_model");
     for (std::size_t i = 0; i < 2; ++i) check_extent("y", i, y.extents[i], x.extents[i], "as in x");

@@ -44,16 +44,23 @@ void check_extents(const char* name, const Extents<Rank>& extents, const Extents
     }
 }
 
-template <std::size_t Rank>
-void check_float32(const char* name, DType dtype) {
+/// A type that there is.
+inline void check_dtype(const char* name, DType dtype) {
+    if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) {
+        throw InvalidArgument(fmt::format("{}: dtype is {}; allowed: f32, f16, bf16", name, static_cast<int>(dtype)));
+    }
+}
+
+inline void check_f32(const char* name, DType dtype) {
+    check_dtype(name, dtype);
     if (dtype != DType::f32) {
-        throw Unsupported(fmt::format("{}: elements of type {} are not built yet; use f32", name, to_string(dtype)));
+        throw InvalidArgument(fmt::format("{}: elements are {}; they must be f32", name, to_string(dtype)));
     }
 }
 
 template <std::size_t Rank>
 void check_input(const char* name, const InputTensor<Rank>& view) {
-    check_float32<Rank>(name, view.dtype);
+    check_dtype(name, view.dtype);
     check_extents<Rank>(name, view.extents, view.strides, size_of(view.dtype));
     if (view.data == nullptr && !is_empty<Rank>(view.extents)) {
         throw InvalidArgument(fmt::format("{}: data is null, but the tensor has elements", name));
@@ -61,8 +68,14 @@ void check_input(const char* name, const InputTensor<Rank>& view) {
 }
 
 template <std::size_t Rank>
+void check_f32_input(const char* name, const InputTensor<Rank>& view) {
+    check_f32(name, view.dtype);
+    check_input(name, view);
+}
+
+template <std::size_t Rank>
 void check_output(const char* name, const OutputTensor<Rank>& view) {
-    check_float32<Rank>(name, view.dtype);
+    check_dtype(name, view.dtype);
     check_extents<Rank>(name, view.extents, view.strides, size_of(view.dtype));
     if (is_empty<Rank>(view.extents)) return;
     if (view.data == nullptr) throw InvalidArgument(fmt::format("{}: data is null, but the tensor has elements", name));
@@ -71,6 +84,24 @@ void check_output(const char* name, const OutputTensor<Rank>& view) {
             throw InvalidArgument(
                 fmt::format("{}: stride {} is 0 with extent {}; an output's elements must not share memory", name, i,
                             view.extents[i]));
+        }
+    }
+}
+
+template <std::size_t Rank>
+void check_f32_output(const char* name, const OutputTensor<Rank>& view) {
+    check_f32(name, view.dtype);
+    check_output(name, view);
+}
+
+/// All extents are those of another view.
+template <std::size_t Rank>
+void check_same_extents(const char* name, const Extents<Rank>& extents, const Extents<Rank>& expected,
+                        const char* meaning) {
+    for (std::size_t i = 0; i < Rank; ++i) {
+        if (extents[i] != expected[i]) {
+            throw InvalidArgument(
+                fmt::format("{}: extent {} is {}; it must be {} ({})", name, i, extents[i], expected[i], meaning));
         }
     }
 }

@@ -1,4 +1,4 @@
-// exp2 for weights. Compiled per instruction set.
+// exp2 for weights, tanh for the softcap. Compiled per instruction set.
 #pragma once
 
 #include "kernels/simd/native.hpp"
@@ -25,6 +25,29 @@ HEADLONG_INLINE F32 exp2(F32 x) noexcept {
     p = fma(p, f, broadcast(kExp2C1));
     p = fma(p, f, broadcast(1.0F));
     return zero_below(x, -126.0F, scale_by_power_of_two(p, whole));
+}
+
+// tanh(x) = x + x z Q(z), z = x^2, for |x| < 0.625: minimax for the relative error, degree 4, found like exp2's, 4.4e-9
+// in exact arithmetic. Beyond, (1 - e) / (1 + e) with e = exp(-2 |x|) cancels nothing.
+inline constexpr float kTanhC0 = -0x1.555532p-2F;
+inline constexpr float kTanhC1 = 0x1.110726p-3F;
+inline constexpr float kTanhC2 = -0x1.b83c5ap-5F;
+inline constexpr float kTanhC3 = 0x1.522698p-6F;
+inline constexpr float kTanhC4 = -0x1.75e1c2p-8F;
+
+/// tanh(x) for every x; a NaN stays NaN.
+HEADLONG_INLINE F32 tanh(F32 x) noexcept {
+    constexpr float kMinusTwoLog2E = -0x1.715476p+1F;
+    const F32 z = x * x;
+    F32 q = fma(broadcast(kTanhC4), z, broadcast(kTanhC3));
+    q = fma(q, z, broadcast(kTanhC2));
+    q = fma(q, z, broadcast(kTanhC1));
+    q = fma(q, z, broadcast(kTanhC0));
+    const F32 small = fma(x * z, q, x);
+    const F32 magnitude = absolute(x);
+    const F32 e = exp2(magnitude * broadcast(kMinusTwoLog2E));
+    const F32 large = copy_sign(divide(broadcast(1.0F) - e, broadcast(1.0F) + e), x);
+    return select_below(magnitude, 0.625F, small, large);
 }
 
 }  // namespace headlong::HEADLONG_ISA

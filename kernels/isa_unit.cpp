@@ -26,6 +26,7 @@ extern const kernels::KernelTable table;
 constinit const kernels::KernelTable table{
     .name = HEADLONG_NAME_OF(HEADLONG_ISA),
     .dot_panels = dot_panels,
+    .adjust_scores = adjust_scores,
     .softmax_span = softmax_span,
     .weighted_rows = weighted_rows,
     .pack_panels = pack_panels,
@@ -33,8 +34,10 @@ constinit const kernels::KernelTable table{
     .merge = merge,
     .finish = finish,
     .scale_rows = scale_rows,
+    .store_rows = store_rows,
+    .mask_row = mask_row,
     .rms_norm = rms_norm,
-    .rotate_halves = rotate_halves,
+    .rotate = rotate,
     .swiglu = swiglu,
     .exp2 = exp2_array,
 };

@@ -39,9 +39,30 @@ struct TokenRange {
     std::uint32_t end;
 };
 
-/// Turns scores into weights in place: weight = exp2(score - max) inside a row's range and -0.0f outside it, over
-/// the tokens [first, last). max and sum are the row's state: -infinity and 0 where no score is above -infinity
-/// and none is NaN; a NaN among the scores makes both NaN or the sum NaN.
+/// What becomes of a score between the product and the softmax, in this order; all in units of log2.
+///   softcap    s = softcap * tanh(s / softcap)
+///   ALiBi      s = s - slope * |position - token|
+///   bias       s = s + bias, or -infinity where the bias is: selected, not added, so that a NaN does not get through
+struct ScoreRules {
+    float softcap = 0.0F;                ///< 0 = off
+    const float* slopes = nullptr;       ///< [row_count]; null = off
+    const float* positions = nullptr;    ///< [row_count] with slopes: the query's position, from the span's start
+    const float* const* bias = nullptr;  ///< [row_count] rows of [512], read in the row's range; null = off.
+                                         ///< -infinity: not allowed
+};
+
+/// Applies the rules to the scores of each row's range; other scores are unspecified afterwards.
+struct AdjustScores {
+    float* scores;             ///< [row_count][512]
+    std::size_t score_stride;  ///< floats
+    std::size_t row_count;
+    const TokenRange* ranges;  ///< [row_count]
+    ScoreRules rules;
+};
+
+/// Turns scores into weights in place: the rules, then weight = exp2(score - max) where the row's range and its bias
+/// allow the token, and -0.0f elsewhere, over the tokens [first, last). max and sum are the row's state: -infinity
+/// and 0 where no score is above -infinity and none is NaN; a NaN among the scores makes both NaN or the sum NaN.
 /// The sum is one partial sum per token mod 16, then the tree of reduce_tree().
 struct SoftmaxSpan {
     float* scores;             ///< [row_count][512]
@@ -52,6 +73,7 @@ struct SoftmaxSpan {
     std::size_t last;          ///< multiple of 16, at most 512
     float* max;                ///< [row_count]
     float* sum;                ///< [row_count]
+    ScoreRules rules = {};
 };
 
 /// out[r][c] = sum over t in [first, last) of weights[r][t] * value(t)[c], for c < columns.
@@ -71,13 +93,13 @@ struct WeightedRows {
     std::size_t out_stride;  ///< floats
 };
 
-/// Element types that packing reads.
-enum class SourceType : std::uint8_t { f32 };
+/// Element types of the caller's memory: IEEE 754 binary32 and binary16, and bfloat16.
+enum class ElementType : std::uint8_t { f32, f16, bf16 };
 
 /// Rows of a strided tensor: element (i, j) at data + i * row_stride + j * column_stride, strides in elements.
 struct Rows {
     const void* data;
-    SourceType type;
+    ElementType type;
     std::ptrdiff_t row_stride;
     std::ptrdiff_t column_stride;
     std::size_t row_count;
@@ -104,6 +126,30 @@ struct ScaleRows {
     float factor;
     float* out;              ///< [row_count][out_stride]
     std::size_t out_stride;  ///< floats
+};
+
+/// The way back: writes dense rows of floats to strided memory, rounded to nearest even where the type is narrower.
+struct StoreRows {
+    const float* rows;      ///< [row_count][column_count]
+    std::size_t row_pitch;  ///< floats
+    std::size_t row_count;
+    std::size_t column_count;
+    void* out;
+    ElementType type;
+    std::ptrdiff_t row_stride;     ///< elements
+    std::ptrdiff_t column_stride;  ///< elements
+};
+
+/// One row of a mask as biases: mask * unit, or 0 and -infinity of a boolean mask, for the tokens of a range. Finite
+/// elements stay finite. Returns the smallest range that holds all tokens allowed, empty if there is none.
+struct MaskRow {
+    const void* data;  ///< the element of token range.begin
+    bool boolean;      ///< bytes, nonzero = allowed; `type` does not matter then
+    ElementType type;
+    std::ptrdiff_t stride;  ///< elements from one token to the next
+    TokenRange range;
+    float unit;   ///< log2(e) where scores are in units of log2
+    float* bias;  ///< [512]; written in the range
 };
 
 /// Softmax states of consecutive rows: output before division, maximum (log2 units) and sum.
@@ -147,15 +193,17 @@ struct RmsNorm {
     std::size_t out_stride;  ///< floats
 };
 
-/// Rotary embedding in place (Su et al. 2021, "RoFormer"), pairing the halves of each head: (x, y) = (v[i], v[i +
-/// half]) becomes (x cos - y sin, y cos + x sin) with the angle of pair i; what lies beyond 2 * half is left alone.
-struct RotateHalves {
+/// Rotary embedding in place (Su et al. 2021, "RoFormer"): pair i of each head, (x, y), becomes (x cos - y sin,
+/// y cos + x sin) with the cosine and sine of pair i. Pairs are (v[i], v[i + half]), or (v[2 i], v[2 i + 1]) if
+/// `interleaved`; what lies beyond 2 * half is left alone.
+struct Rotate {
     float* row;  ///< the heads of one token
     std::size_t heads;
     std::size_t head_stride;  ///< floats
-    std::size_t half;
-    const float* cosine;  ///< [half]
-    const float* sine;    ///< [half]
+    std::size_t half;         ///< pairs
+    const float* cosine;      ///< [half]
+    const float* sine;        ///< [half]
+    bool interleaved;
 };
 
 /// out[i] = gate[i] * sigmoid(gate[i]) * up[i] (Shazeer 2020, "GLU Variants Improve Transformer"). out may be gate or
@@ -170,6 +218,7 @@ struct SwiGlu {
 struct KernelTable {
     const char* name;  ///< the instruction set's name
     void (*dot_panels)(const DotPanels&) noexcept;
+    void (*adjust_scores)(const AdjustScores&) noexcept;
     void (*softmax_span)(const SoftmaxSpan&) noexcept;
     void (*weighted_rows)(const WeightedRows&) noexcept;
     void (*pack_panels)(const PackPanels&) noexcept;
@@ -177,8 +226,10 @@ struct KernelTable {
     void (*merge)(const Merge&) noexcept;
     void (*finish)(const Finish&) noexcept;
     void (*scale_rows)(const ScaleRows&) noexcept;
+    void (*store_rows)(const StoreRows&) noexcept;
+    TokenRange (*mask_row)(const MaskRow&) noexcept;
     void (*rms_norm)(const RmsNorm&) noexcept;
-    void (*rotate_halves)(const RotateHalves&) noexcept;
+    void (*rotate)(const Rotate&) noexcept;
     void (*swiglu)(const SwiGlu&) noexcept;
     void (*exp2)(const float* x, float* y, std::size_t count) noexcept;  ///< for tests: the exponential of softmax_span
 };

@@ -1,85 +1,186 @@
-// Rows of a strided tensor into panels, value rows, or dense query rows. Compiled per instruction set.
+// Rows of a strided tensor into panels, value rows, or dense rows, and back. Compiled per instruction set.
 #pragma once
 
 #include "kernels/kernel_table.hpp"
-#include "kernels/simd/native.hpp"
+#include "kernels/source-inl.hpp"
 
 namespace headlong::HEADLONG_ISA {
 
-HEADLONG_INLINE const float* row_of(const kernels::Rows& rows, std::size_t i) noexcept {
-    return static_cast<const float*>(rows.data) + static_cast<std::ptrdiff_t>(i) * rows.row_stride;
+template <class Elements>
+HEADLONG_INLINE const typename Elements::Element* row_of(const kernels::Rows& rows, std::size_t i) noexcept {
+    return static_cast<const typename Elements::Element*>(rows.data) + static_cast<std::ptrdiff_t>(i) * rows.row_stride;
+}
+
+/// kTransposeColumns columns of 16 rows as floats, in a tile that transposes like a tensor of float.
+template <class Elements>
+HEADLONG_INLINE void transpose_rows(const typename Elements::Element* rows, std::ptrdiff_t stride,
+                                    float* panel) noexcept {
+    if constexpr (sizeof(typename Elements::Element) == sizeof(float)) {
+        transpose_16(rows, stride, panel);
+    } else {
+        static_assert(kTransposeColumns % kLanes == 0 || kLanes % kTransposeColumns == 0);
+        constexpr std::size_t kStep = kTransposeColumns < kLanes ? kLanes : kTransposeColumns;
+        float tile[16 * kStep];
+        for (std::size_t i = 0; i < 16; ++i) {
+            const typename Elements::Element* row = rows + static_cast<std::ptrdiff_t>(i) * stride;
+            for (std::size_t c = 0; c < kStep; c += kLanes) store(tile + i * kStep + c, Elements::load(row + c));
+        }
+        for (std::size_t c = 0; c < kStep; c += kTransposeColumns) {
+            transpose_16(tile + c, static_cast<std::ptrdiff_t>(kStep), panel + c * 16);
+        }
+    }
+}
+
+/// Columns that transpose_rows() takes at a time.
+template <class Elements>
+constexpr std::size_t transpose_step() noexcept {
+    return sizeof(typename Elements::Element) == sizeof(float) || kTransposeColumns > kLanes ? kTransposeColumns
+                                                                                             : kLanes;
 }
 
 /// One panel whose lanes [lane, lane + count) are the rows from `row` on.
-inline void pack_panel(const kernels::Rows& source, std::size_t row, std::size_t count, float* panel,
-                       std::size_t lane) noexcept {
+template <class Elements>
+HEADLONG_INLINE void pack_panel(const kernels::Rows& source, std::size_t row, std::size_t count, float* panel,
+                                std::size_t lane) noexcept {
+    constexpr std::size_t kStep = transpose_step<Elements>();
     const std::size_t depth = source.column_count;
-    const float* rows = row_of(source, row);
+    const auto* rows = row_of<Elements>(source, row);
     std::size_t column = 0;
     if (count == 16 && source.column_stride == 1) {
-        for (; column + kTransposeColumns <= depth; column += kTransposeColumns) {
-            transpose_16(rows + column, source.row_stride, panel + column * 16);
+        for (; column + kStep <= depth; column += kStep) {
+            transpose_rows<Elements>(rows + column, source.row_stride, panel + column * 16);
         }
     } else if (count == 16 && source.row_stride == 1) {  // a transposed tensor: panel rows are contiguous
         for (; column < depth; ++column) {
-            const float* p = rows + static_cast<std::ptrdiff_t>(column) * source.column_stride;
+            const auto* p = rows + static_cast<std::ptrdiff_t>(column) * source.column_stride;
             HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {
-                store(panel + column * 16 + v * kLanes, load(p + v * kLanes));
+                store(panel + column * 16 + v * kLanes, Elements::load(p + v * kLanes));
             }
         }
     }
     for (; column < depth; ++column) {
-        const float* p = rows + static_cast<std::ptrdiff_t>(column) * source.column_stride;
+        const auto* p = rows + static_cast<std::ptrdiff_t>(column) * source.column_stride;
         float* out = panel + column * 16 + lane;
-        for (std::size_t i = 0; i < count; ++i) out[i] = p[static_cast<std::ptrdiff_t>(i) * source.row_stride];
+        for (std::size_t i = 0; i < count; ++i) {
+            out[i] = Elements::value(p[static_cast<std::ptrdiff_t>(i) * source.row_stride]);
+        }
     }
 }
 
 inline void pack_panels(const kernels::PackPanels& a) noexcept {
-    for (std::size_t row = 0; row < a.source.row_count;) {
-        const std::size_t token = a.first_lane + row;
-        const std::size_t lane = token % 16;
-        const std::size_t left = a.source.row_count - row;
-        const std::size_t count = left < 16 - lane ? left : 16 - lane;
-        pack_panel(a.source, row, count, a.panels + token / 16 * a.source.column_count * 16, lane);
-        row += count;
+    with_elements(a.source.type, [&a](auto elements) {
+        for (std::size_t row = 0; row < a.source.row_count;) {
+            const std::size_t token = a.first_lane + row;
+            const std::size_t lane = token % 16;
+            const std::size_t left = a.source.row_count - row;
+            const std::size_t count = left < 16 - lane ? left : 16 - lane;
+            pack_panel<decltype(elements)>(a.source, row, count, a.panels + token / 16 * a.source.column_count * 16,
+                                           lane);
+            row += count;
+        }
+    });
+}
+
+/// One row as floats, each passed through `change`; padding is left alone.
+template <class Elements, class Change>
+HEADLONG_INLINE void gather_row(const kernels::Rows& source, std::size_t row, float* out,
+                                const Change& change) noexcept {
+    const std::size_t columns = source.column_count;
+    const auto* p = row_of<Elements>(source, row);
+    std::size_t c = 0;
+    if (source.column_stride == 1) {
+        for (; c + kLanes <= columns; c += kLanes) store(out + c, change(Elements::load(p + c)));
+    }
+    for (; c < columns; ++c) {
+        out[c] =
+            first_lane(change(broadcast(Elements::value(p[static_cast<std::ptrdiff_t>(c) * source.column_stride]))));
     }
 }
 
 inline bool pack_rows(const kernels::PackRows& a) noexcept {
-    const std::size_t columns = a.source.column_count;
     F32 probe = broadcast(0.0F);  // x * 0 is NaN for NaN and infinity, else a zero
-    for (std::size_t row = 0; row < a.source.row_count; ++row) {
-        const float* p = row_of(a.source, row);
-        float* out = a.rows + row * a.pitch;
-        std::size_t c = 0;
-        if (a.source.column_stride == 1) {
-            for (; c + kLanes <= columns; c += kLanes) store(out + c, load(p + c));
-            if (c < columns) {
-                store_n(out + c, load_n(p + c, columns - c), columns - c);
-                c = columns;
-            }
-        } else {
-            for (; c < columns; ++c) out[c] = p[static_cast<std::ptrdiff_t>(c) * a.source.column_stride];
+    with_elements(a.source.type, [&a, &probe](auto elements) {
+        for (std::size_t row = 0; row < a.source.row_count; ++row) {
+            float* out = a.rows + row * a.pitch;
+            gather_row<decltype(elements)>(a.source, row, out, [](F32 x) noexcept { return x; });  // the very bits
+            for (std::size_t c = a.source.column_count; c < a.pitch; ++c) out[c] = 0.0F;
+            for (std::size_t c = 0; c < a.pitch; c += kLanes) probe = fma(load(out + c), broadcast(0.0F), probe);
         }
-        for (; c < a.pitch; ++c) out[c] = 0.0F;
-        for (c = 0; c < a.pitch; c += kLanes) probe = fma(load(out + c), broadcast(0.0F), probe);
-    }
+    });
     return any_nan(probe);
 }
 
 inline void scale_rows(const kernels::ScaleRows& a) noexcept {
-    const std::size_t columns = a.source.column_count;
     const F32 factor = broadcast(a.factor);
-    for (std::size_t row = 0; row < a.source.row_count; ++row) {
-        const float* p = row_of(a.source, row);
-        float* out = a.out + row * a.out_stride;
-        std::size_t c = 0;
-        if (a.source.column_stride == 1) {
-            for (; c + kLanes <= columns; c += kLanes) store(out + c, load(p + c) * factor);
+    with_elements(a.source.type, [&a, factor](auto elements) {
+        for (std::size_t row = 0; row < a.source.row_count; ++row) {
+            gather_row<decltype(elements)>(a.source, row, a.out + row * a.out_stride,
+                                           [factor](F32 x) noexcept { return x * factor; });
         }
-        for (; c < columns; ++c) out[c] = p[static_cast<std::ptrdiff_t>(c) * a.source.column_stride] * a.factor;
+    });
+}
+
+inline void store_rows(const kernels::StoreRows& a) noexcept {
+    with_elements(a.type, [&a](auto elements) {
+        using Elements = decltype(elements);
+        for (std::size_t row = 0; row < a.row_count; ++row) {
+            const float* p = a.rows + row * a.row_pitch;
+            auto* out =
+                static_cast<typename Elements::Element*>(a.out) + static_cast<std::ptrdiff_t>(row) * a.row_stride;
+            std::size_t c = 0;
+            if (a.column_stride == 1) {
+                for (; c + kLanes <= a.column_count; c += kLanes) Elements::store(out + c, load(p + c));
+            }
+            for (; c < a.column_count; ++c) {
+                out[static_cast<std::ptrdiff_t>(c) * a.column_stride] = Elements::element(p[c]);
+            }
+        }
+    });
+}
+
+/// mask * unit. Finite elements stay finite: -FLT_MAX, which some use for "not allowed", is a bias like any other.
+HEADLONG_INLINE F32 bias_of(F32 mask, F32 unit) noexcept {
+    constexpr float kLowest = -__FLT_MAX__;
+    const F32 bias = max(broadcast(kLowest), mask * unit);  // in this order a NaN stays
+    return select_below(mask, kLowest, mask, bias);
+}
+
+/// One row of a mask as biases.
+template <class Elements>
+HEADLONG_INLINE void bias_row(const kernels::MaskRow& a) noexcept {
+    const F32 unit = broadcast(a.unit);
+    const auto* p = static_cast<const typename Elements::Element*>(a.data);
+    std::size_t token = a.range.begin;
+    if (a.stride == 1) {
+        for (; token + kLanes <= a.range.end; token += kLanes, p += kLanes) {
+            store(a.bias + token, bias_of(Elements::load(p), unit));
+        }
     }
+    for (; token < a.range.end; ++token, p += a.stride)
+        a.bias[token] = first_lane(bias_of(broadcast(Elements::value(*p)), unit));
+}
+
+HEADLONG_INLINE void bias_row_of_bytes(const kernels::MaskRow& a) noexcept {
+    const auto* p = static_cast<const std::uint8_t*>(a.data);
+    std::size_t token = a.range.begin;
+    if (a.stride == 1) {
+        for (; token + kLanes <= a.range.end; token += kLanes, p += kLanes) {
+            store(a.bias + token, select_bytes(p, broadcast(0.0F), broadcast(-__builtin_inff())));
+        }
+    }
+    for (; token < a.range.end; ++token, p += a.stride) a.bias[token] = *p != 0 ? 0.0F : -__builtin_inff();
+}
+
+inline kernels::TokenRange mask_row(const kernels::MaskRow& a) noexcept {
+    if (a.boolean) {
+        bias_row_of_bytes(a);
+    } else {
+        with_elements(a.type, [&a](auto elements) { bias_row<decltype(elements)>(a); });
+    }
+    kernels::TokenRange allowed = a.range;
+    while (allowed.begin < allowed.end && a.bias[allowed.begin] == -__builtin_inff()) ++allowed.begin;
+    while (allowed.begin < allowed.end && a.bias[allowed.end - 1] == -__builtin_inff()) --allowed.end;
+    return allowed;
 }
 
 }  // namespace headlong::HEADLONG_ISA

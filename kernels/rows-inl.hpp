@@ -39,19 +39,47 @@ inline void rms_norm(const kernels::RmsNorm& a) noexcept {
     }
 }
 
-inline void rotate_halves(const kernels::RotateHalves& a) noexcept {
+/// Both pairings compute a pair by these, and so give it the same bits.
+HEADLONG_INLINE F32 rotated_x(F32 x, F32 y, F32 cosine, F32 sine) noexcept {
+    return fma(x, cosine, broadcast(0.0F) - y * sine);
+}
+HEADLONG_INLINE F32 rotated_y(F32 x, F32 y, F32 cosine, F32 sine) noexcept { return fma(y, cosine, x * sine); }
+
+inline void rotate_halves(float* first, const kernels::Rotate& a) noexcept {
+    float* second = first + a.half;
+    for (std::size_t i = 0; i < a.half; i += kLanes) {
+        const std::size_t n = a.half - i < kLanes ? a.half - i : kLanes;
+        const F32 x = load_n(first + i, n);
+        const F32 y = load_n(second + i, n);
+        const F32 cosine = load_n(a.cosine + i, n);
+        const F32 sine = load_n(a.sine + i, n);
+        store_n(first + i, rotated_x(x, y, cosine, sine), n);
+        store_n(second + i, rotated_y(x, y, cosine, sine), n);
+    }
+}
+
+inline void rotate_interleaved(float* head, const kernels::Rotate& a) noexcept {
+    for (std::size_t i = 0; i < a.half; i += kLanes) {
+        const std::size_t n = a.half - i < kLanes ? a.half - i : kLanes;
+        const std::size_t low = 2 * n < kLanes ? 2 * n : kLanes;
+        float* p = head + 2 * i;
+        const F32 first = load_n(p, low);
+        const F32 second = load_n(p + low, 2 * n - low);
+        const F32 x = even_lanes(first, second);
+        const F32 y = odd_lanes(first, second);
+        const F32 cosine = load_n(a.cosine + i, n);
+        const F32 sine = load_n(a.sine + i, n);
+        const F32 new_x = rotated_x(x, y, cosine, sine);
+        const F32 new_y = rotated_y(x, y, cosine, sine);
+        store_n(p, zip_low(new_x, new_y), low);
+        store_n(p + low, zip_high(new_x, new_y), 2 * n - low);
+    }
+}
+
+inline void rotate(const kernels::Rotate& a) noexcept {
     for (std::size_t h = 0; h < a.heads; ++h) {
-        float* first = a.row + h * a.head_stride;
-        float* second = first + a.half;
-        for (std::size_t i = 0; i < a.half; i += kLanes) {
-            const std::size_t n = a.half - i < kLanes ? a.half - i : kLanes;
-            const F32 x = load_n(first + i, n);
-            const F32 y = load_n(second + i, n);
-            const F32 cosine = load_n(a.cosine + i, n);
-            const F32 sine = load_n(a.sine + i, n);
-            store_n(first + i, fma(x, cosine, broadcast(0.0F) - y * sine), n);
-            store_n(second + i, fma(y, cosine, x * sine), n);
-        }
+        float* head = a.row + h * a.head_stride;
+        a.interleaved ? rotate_interleaved(head, a) : rotate_halves(head, a);
     }
 }
 

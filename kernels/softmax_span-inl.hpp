@@ -49,11 +49,44 @@ HEADLONG_INLINE float range_maximum(const float* scores, kernels::TokenRange ran
     return result;
 }
 
+/// Applies the rules to one row. Works on whole panels: lanes outside the range get values that nobody reads.
+inline void adjust_row(float* scores, kernels::TokenRange range, const kernels::ScoreRules& rules,
+                       std::size_t row) noexcept {
+    static constexpr float kLaneNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const F32 softcap = broadcast(rules.softcap);
+    const F32 inverse_softcap = divide(broadcast(1.0F), softcap);
+    const F32 minus_slope = broadcast(rules.slopes != nullptr ? -rules.slopes[row] : 0.0F);
+    const F32 position = broadcast(rules.slopes != nullptr ? rules.positions[row] : 0.0F);
+    const float* bias = rules.bias != nullptr ? rules.bias[row] : nullptr;
+    for (std::size_t token = range.begin / 16 * 16; token < range.end; token += kLanes) {
+        F32 s = load(scores + token);
+        if (rules.softcap != 0.0F) s = softcap * tanh(s * inverse_softcap);
+        if (rules.slopes != nullptr) {
+            const F32 at = broadcast(static_cast<float>(token / 16 * 16)) + load(kLaneNumbers + token % 16);
+            s = fma(minus_slope, absolute(position - at), s);
+        }
+        if (bias != nullptr) {
+            const F32 b = load(bias + token);
+            s = select_below(b, -__FLT_MAX__, b, s + b);
+        }
+        store(scores + token, s);
+    }
+}
+
+inline void adjust_scores(const kernels::AdjustScores& a) noexcept {
+    for (std::size_t r = 0; r < a.row_count; ++r) {
+        adjust_row(a.scores + r * a.score_stride, a.ranges[r], a.rules, r);
+    }
+}
+
 inline void softmax_span(const kernels::SoftmaxSpan& a) noexcept {
+    const bool adjusts = a.rules.softcap != 0.0F || a.rules.slopes != nullptr || a.rules.bias != nullptr;
     for (std::size_t r = 0; r < a.row_count; ++r) {
         float* scores = a.scores + r * a.score_stride;
+        const float* bias = a.rules.bias != nullptr ? a.rules.bias[r] : nullptr;
         kernels::TokenRange range = a.ranges[r];
         float maximum = -kInfinity;
+        if (adjusts) adjust_row(scores, range, a.rules, r);
         if (range.begin < range.end) maximum = range_maximum(scores, range);
         if (maximum == -kInfinity) range = {0, 0};  // the empty state: no token weighs anything
 
@@ -70,6 +103,8 @@ inline void softmax_span(const kernels::SoftmaxSpan& a) noexcept {
                 float* p = scores + token + v * kLanes;
                 F32 weight = exp2(load(p) - base);
                 const Lanes lanes = lanes_of(range, token + v * kLanes);
+                if (bias != nullptr)
+                    weight = select_below(load(bias + token + v * kLanes), -__FLT_MAX__, masked, weight);
                 if (!lanes.all()) weight = select_lanes(lanes.begin, lanes.end, weight, masked);
                 sums[v] = sums[v] + weight;
                 store(p, weight);

@@ -779,7 +779,7 @@ struct Source {
         : low(lowest(row_count, column_count, strides)),
           high(highest(row_count, column_count, strides)),
           memory(row_count * column_count == 0 ? 0 : static_cast<std::size_t>(high - low + 1), touch),
-          rows{memory.data() - low, kernels::SourceType::f32, strides.row, strides.column, row_count, column_count} {
+          rows{memory.data() - low, kernels::ElementType::f32, strides.row, strides.column, row_count, column_count} {
         for (std::size_t i = 0; i < row_count; ++i) {
             for (std::size_t j = 0; j < column_count; ++j) at(i, j) = fresh_normal(random);
         }
@@ -922,7 +922,7 @@ TEST(KernelsTestScaleRows, AnyStrides) {
 TEST(KernelsTestPackRows, NoRowsOrColumns) {
     HEADLONG_FOR_EACH_ISA(isa) {
         const GuardedFloats out(32);
-        const kernels::Rows no_rows{nullptr, kernels::SourceType::f32, 4, 1, 0, 4};
+        const kernels::Rows no_rows{nullptr, kernels::ElementType::f32, 4, 1, 0, 4};
         table_of(isa).pack_panels({no_rows, out.data(), 0});
         EXPECT_FALSE(table_of(isa).pack_rows({no_rows, out.data(), 16}));
         table_of(isa).scale_rows({no_rows, 2.0F, out.data(), 4});

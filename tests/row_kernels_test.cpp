@@ -47,13 +47,13 @@ TEST(RowKernelsTest, RmsNorm) {
     }
 }
 
-TEST(RowKernelsTest, RotateHalves) {
+TEST(RowKernelsTest, Rotate) {
     Random random(62);
     HEADLONG_FOR_EACH_ISA(isa) {
         const kernels::KernelTable& table = table_of(isa);
         for (const std::size_t half : kSizes) {
             SCOPED_TRACE(half);
-            const std::size_t head = 2 * half + 3;  // what lies beyond the halves stays
+            const std::size_t head = 2 * half + 3;  // what lies beyond the pairs stays
             const GuardedFloats row(3 * head), before(3 * head), cosine(half), sine(half);
             for (std::size_t i = 0; i < row.size(); ++i) row[i] = before[i] = random.normal_f32();
             for (std::size_t i = 0; i < half; ++i) {
@@ -61,7 +61,7 @@ TEST(RowKernelsTest, RotateHalves) {
                 cosine[i] = static_cast<float>(std::cos(angle));
                 sine[i] = static_cast<float>(std::sin(angle));
             }
-            table.rotate_halves({row.data(), 3, head, half, cosine.data(), sine.data()});
+            table.rotate({row.data(), 3, head, half, cosine.data(), sine.data(), false});
             for (std::size_t h = 0; h < 3; ++h) {
                 for (std::size_t i = 0; i < half; ++i) {
                     const double x = before[h * head + i];
@@ -73,14 +73,42 @@ TEST(RowKernelsTest, RotateHalves) {
                 }
                 EXPECT_TRUE(same_bits(row.data() + h * head + 2 * half, before.data() + h * head + 2 * half, 3));
             }
+            // the same pairs, each side by side: the same bits
+            const GuardedFloats mixed(3 * head);
+            for (std::size_t h = 0; h < 3; ++h) {
+                const float* from = before.data() + h * head;
+                for (std::size_t i = 0; i < 2 * half; ++i) mixed[h * head + i] = from[i % 2 * half + i / 2];
+                for (std::size_t i = 2 * half; i < head; ++i) mixed[h * head + i] = from[i];
+            }
+            table.rotate({mixed.data(), 3, head, half, cosine.data(), sine.data(), true});
+            for (std::size_t h = 0; h < 3; ++h) {
+                const float* want = row.data() + h * head;
+                for (std::size_t i = 0; i < 2 * half; ++i) {
+                    ASSERT_TRUE(same_bits(mixed[h * head + i], want[i % 2 * half + i / 2])) << i;
+                }
+                EXPECT_TRUE(same_bits(mixed.data() + h * head + 2 * half, want + 2 * half, 3));
+            }
+            // a head that ends at the guard page, of either pairing
+            for (const bool interleaved : {false, true}) {
+                const GuardedFloats last(2 * half);
+                const float* from = (interleaved ? mixed : row).data();
+                for (std::size_t i = 0; i < last.size(); ++i) last[i] = from[i];
+                const GuardedFloats first(2 * half, Touch::begin);
+                for (std::size_t i = 0; i < first.size(); ++i) first[i] = from[i];
+                table.rotate({last.data(), 1, 0, half, cosine.data(), sine.data(), interleaved});
+                table.rotate({first.data(), 1, 0, half, cosine.data(), sine.data(), interleaved});
+                EXPECT_TRUE(same_bits(first.data(), last.data(), last.size()));
+            }
         }
         // SEMANTICS' tiny case: [1, 2, 3, 4] at position 1, theta 1e4
-        float v[4] = {1, 2, 3, 4};
         const float cosine[2] = {static_cast<float>(std::cos(1.0)), static_cast<float>(std::cos(0.01))};
         const float sine[2] = {static_cast<float>(std::sin(1.0)), static_cast<float>(std::sin(0.01))};
-        table.rotate_halves({v, 1, 4, 2, cosine, sine});
-        const double want[4] = {-1.984111, 1.959901, 2.462378, 4.0198};
-        for (int i = 0; i < 4; ++i) EXPECT_NEAR(v[i], want[i], 1e-5);
+        const double want[2][4] = {{-1.984111, 1.959901, 2.462378, 4.0198}, {-1.14264, 1.922076, 2.959851, 4.0298}};
+        for (const bool interleaved : {false, true}) {
+            float v[4] = {1, 2, 3, 4};
+            table.rotate({v, 1, 4, 2, cosine, sine, interleaved});
+            for (int i = 0; i < 4; ++i) EXPECT_NEAR(v[i], want[interleaved ? 1 : 0][i], 1e-5);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 // Rotary position embedding (Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding"): pair i
-// of a row at position p is turned by the angle p * inverse_frequency[i]. Frequencies and angles are computed in
-// double precision; sine and cosine are rounded to float once.
+// of a row at position p is turned by the angle p * inverse_frequency[i], which takes (x, y) to (x cos - y sin,
+// y cos + x sin). Frequencies and angles are computed in double precision; sine and cosine are rounded to float once.
 #pragma once
 
 #include <cstddef>
@@ -30,36 +30,44 @@ enum class RotaryScaling : std::uint8_t {
     longrope,  ///< one divisor per pair, and an attention factor (Ding et al. 2024, "LongRoPE"; as in Phi-3)
 };
 
+/// Numbers are finite. Those that belong to other scalings than the chosen one are not looked at. The formulas are
+/// those of Hugging Face transformers' modeling_rope_utils, in double precision.
 struct RotaryOptions {
-    std::int64_t head_dim = 0;    ///< >= 1
+    std::int64_t head_dim = 0;    ///< 1 to 2^20
     std::int64_t rotary_dim = 0;  ///< even, 2 to head_dim: what is turned; the rest passes through. 0 = head_dim
-    double theta = 10000.0;       ///< base of the frequencies theta^(-2i / rotary_dim); finite, > 0
+    /// Base of the frequencies theta^(-2i / rotary_dim), > 0; with yarn > 1. All frequencies, scaled, must be above 0
+    /// and at most 1e100.
+    double theta = 10000.0;
     RotaryPairing pairing = RotaryPairing::halves;
 
     RotaryScaling scaling = RotaryScaling::none;
-    double factor = 1.0;                ///< linear, ntk, llama3, yarn: >= 1. longrope: of the contexts, if given
-    std::int64_t original_context = 0;  ///< llama3, yarn, longrope: the context trained at, >= 1
+    /// linear, ntk (whose rotary_dim is at least 4), llama3, yarn: >= 1. longrope: the extended context by the original
+    /// one, if given; > 0.
+    double factor = 1.0;
+    /// llama3, yarn, longrope: the context trained at, >= 1. Where longrope's attention factor is made from its
+    /// logarithm, >= 2.
+    std::int64_t original_context = 0;
 
-    double low_freq_factor = 1.0;   ///< llama3: wavelengths over original_context / this are divided by factor
+    double low_freq_factor = 1.0;   ///< llama3: wavelengths over original_context / this are divided by factor; > 0
     double high_freq_factor = 4.0;  ///< llama3: those under original_context / this are kept; > low_freq_factor
 
     double beta_fast = 32.0;  ///< yarn: pairs with more turns than this over the original context are kept
-    double beta_slow = 1.0;   ///< yarn: those with fewer turns than this are divided; < beta_fast
+    double beta_slow = 1.0;   ///< yarn: those with fewer turns than this are divided; > 0, < beta_fast
     bool truncate = true;     ///< yarn: whether the ramp's ends are rounded outwards to whole pairs
 
-    /// longrope: one divisor per pair. Where a model has two lists, by length, the caller chooses once: keys that a
-    /// cache holds are rotated already.
+    /// longrope: one divisor per pair, each > 0. Where a model has two lists, by length, the caller chooses once: keys
+    /// that a cache holds are rotated already.
     std::vector<double> pair_factors = {};
 
     /// yarn, longrope: factor of cosine and sine. Absent: yarn 0.1 ln(factor) + 1, longrope sqrt(1 + ln(factor) /
-    /// ln(original_context)), both 1 for a factor <= 1.
+    /// ln(original_context)), both 1 for a factor <= 1. From 1e-30 to 1e30.
     std::optional<double> attention_factor = {};
 };
 
 /// A checked description, ready to rotate with. A value: copies are independent; const use is thread-safe.
 class Rotary {
   public:
-    /// Throws InvalidArgument, naming the option, its value and what is allowed.
+    /// Throws InvalidArgument, naming the option, its value and what is allowed, or OutOfMemory.
     explicit Rotary(const RotaryOptions& options);
 
     std::int64_t head_dim() const noexcept { return head_dim_; }
@@ -68,7 +76,8 @@ class Rotary {
     std::span<const double> inverse_frequencies() const noexcept { return inverse_frequencies_; }  ///< one per pair
     double attention_factor() const noexcept { return attention_factor_; }
 
-    /// Cosine and sine of all pairs at a position, times the attention factor; each of rotary_dim / 2 floats.
+    /// Cosine and sine of all pairs at a position, times the attention factor; each of rotary_dim / 2 floats. Any
+    /// position; angles are as exact as doubles are, so that from about 2^50 on they mean little.
     void tabulate(std::int64_t position, float* cosine, float* sine) const noexcept;
 
     friend bool operator==(const Rotary&, const Rotary&) = default;
@@ -80,9 +89,10 @@ class Rotary {
     double attention_factor_ = 1.0;
 };
 
-/// Rotates rows [heads, n, head_dim], row i at positions[i], the same for all heads. `out` has the shape of `rows`,
-/// may have another element type, and may be the same memory with the same strides. Throws InvalidArgument,
-/// OutOfMemory.
+/// Rotates rows [heads, n, head_dim], row i of every head at positions[i]. Computed in float32; 16-bit rows are widened
+/// exactly, 16-bit results rounded once, to nearest even. `out` has the shape of `rows`, may have another element type,
+/// and may be the same memory with the same strides and type. Every extent but head_dim may be 0. A row's bits depend
+/// on the row, its position and the instruction set only. Throws InvalidArgument, OutOfMemory.
 void rotate(Context& context, const Rotary& rotary, const InputTensor<3>& rows, std::span<const std::int64_t> positions,
             const OutputTensor<3>& out);
 
@@ -90,14 +100,15 @@ void rotate(Context& context, const Rotary& rotary, const InputTensor<3>& rows, 
 void rotate(Context& context, const Rotary& rotary, const InputTensor<3>& rows, std::int64_t first_position,
             const OutputTensor<3>& out);
 
-/// Cosines and sines that the caller has: [positions, rotary_dim / 2], f32, dense in the last dimension.
+/// Cosines and sines that the caller has: [positions, rotary_dim / 2], f32, dense in the last dimension (stride 1).
 struct RotaryTable {
     InputTensor<2> cosine = {};
     InputTensor<2> sine = {};
     RotaryPairing pairing = RotaryPairing::halves;
 };
 
-/// Rotates with a table; positions[i] is a row of it.
+/// Rotates with a table; positions[i] is a row of it. rotary_dim is twice the table's columns, at most the rows'
+/// head_dim; what lies beyond passes through.
 void rotate(Context& context, const RotaryTable& table, const InputTensor<3>& rows,
             std::span<const std::int64_t> positions, const OutputTensor<3>& out);
 

@@ -8,8 +8,14 @@
 //   exp2 pieces    round_nearest(x); scale_by_power_of_two(p, n): p * 2^n for whole n in [-126, 127];
 //                  zero_below(x, limit, y): +0 where x < limit, else y (NaN keeps y)
 //   select_lanes   (begin, end, inside, outside): `inside` in the lanes begin <= i < end
+//   select_below   (x, limit, yes, no): `yes` where x < limit, else `no` (also where x is NaN)
+//   select_bytes   (p, yes, no): `yes` in the lanes i where the byte p[i] is not 0
+//   absolute, copy_sign(magnitude, sign)
+//   widen_f16, widen_bf16  kLanes 16-bit floats from memory, exactly; narrow_f16: to memory, to nearest even
 //   any_nan        whether a lane is NaN
 //   canonical_nan  every NaN becomes 0x7fc00000
+//   even_lanes, odd_lanes  (a, b): the even, the odd lanes of a followed by b
+//   zip_low, zip_high      (a, b): a0 b0 a1 b1 ..., its first kLanes, and those that follow
 //   load_n, store_n  the first n <= kLanes lanes; the rest are +0, or left alone in memory
 //   transpose_16   16 strided rows of kTransposeColumns floats -> kTransposeColumns panel rows of 16
 //
@@ -19,6 +25,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+
+#include "kernels/half.hpp"
 
 #if defined(__clang__)
 #define HEADLONG_UNROLL _Pragma("clang loop unroll(full)")

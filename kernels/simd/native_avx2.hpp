@@ -50,9 +50,48 @@ HEADLONG_INLINE F32 zero_below(F32 x, float limit, F32 y) noexcept {
 HEADLONG_INLINE F32 select_lanes(std::uint32_t begin, std::uint32_t end, F32 inside, F32 outside) noexcept {
     return _mm256_blendv_ps(outside, inside, _mm256_castsi256_ps(lane_mask(begin, end)));
 }
+HEADLONG_INLINE F32 select_below(F32 x, float limit, F32 yes, F32 no) noexcept {
+    return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_LT_OQ));
+}
+HEADLONG_INLINE F32 select_bytes(const std::uint8_t* p, F32 yes, F32 no) noexcept {
+    std::uint64_t bytes = 0;
+    std::memcpy(&bytes, p, sizeof bytes);
+    const __m256i lanes = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<long long>(bytes)));
+    return _mm256_blendv_ps(yes, no, _mm256_castsi256_ps(_mm256_cmpeq_epi32(lanes, _mm256_setzero_si256())));
+}
+HEADLONG_INLINE F32 absolute(F32 x) noexcept { return _mm256_andnot_ps(_mm256_set1_ps(-0.0F), x); }
+HEADLONG_INLINE F32 copy_sign(F32 magnitude, F32 sign) noexcept {
+    return _mm256_or_ps(absolute(magnitude), _mm256_and_ps(_mm256_set1_ps(-0.0F), sign));
+}
+HEADLONG_INLINE F32 widen_f16(const std::uint16_t* p) noexcept {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+HEADLONG_INLINE F32 widen_bf16(const std::uint16_t* p) noexcept {
+    const __m256i lanes = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(lanes, 16));
+}
+HEADLONG_INLINE void narrow_f16(std::uint16_t* p, F32 x) noexcept {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 HEADLONG_INLINE bool any_nan(F32 x) noexcept { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
 HEADLONG_INLINE F32 canonical_nan(F32 x) noexcept {
     return _mm256_blendv_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC00000)), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+
+// shuffles and unpacks work inside 128-bit halves; the permutations put their quarters in order
+HEADLONG_INLINE F32 even_lanes(F32 a, F32 b) noexcept {
+    const __m256d quarters = _mm256_castps_pd(_mm256_shuffle_ps(a, b, _MM_SHUFFLE(2, 0, 2, 0)));
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(quarters, _MM_SHUFFLE(3, 1, 2, 0)));
+}
+HEADLONG_INLINE F32 odd_lanes(F32 a, F32 b) noexcept {
+    const __m256d quarters = _mm256_castps_pd(_mm256_shuffle_ps(a, b, _MM_SHUFFLE(3, 1, 3, 1)));
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(quarters, _MM_SHUFFLE(3, 1, 2, 0)));
+}
+HEADLONG_INLINE F32 zip_low(F32 a, F32 b) noexcept {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20);
+}
+HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept {
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31);
 }
 
 #include "kernels/simd/transpose_avx2-inl.hpp"

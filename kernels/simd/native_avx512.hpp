@@ -46,10 +46,50 @@ HEADLONG_INLINE F32 zero_below(F32 x, float limit, F32 y) noexcept {
 HEADLONG_INLINE F32 select_lanes(std::uint32_t begin, std::uint32_t end, F32 inside, F32 outside) noexcept {
     return _mm512_mask_mov_ps(outside, lane_mask(begin, end), inside);
 }
+HEADLONG_INLINE F32 select_below(F32 x, float limit, F32 yes, F32 no) noexcept {
+    return _mm512_mask_mov_ps(no, _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_LT_OQ), yes);
+}
+HEADLONG_INLINE F32 select_bytes(const std::uint8_t* p, F32 yes, F32 no) noexcept {
+    const __m512i lanes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm512_mask_mov_ps(no, _mm512_test_epi32_mask(lanes, lanes), yes);
+}
+HEADLONG_INLINE F32 absolute(F32 x) noexcept { return _mm512_abs_ps(x); }
+HEADLONG_INLINE F32 copy_sign(F32 magnitude, F32 sign) noexcept {
+    return _mm512_or_ps(absolute(magnitude), _mm512_and_ps(_mm512_set1_ps(-0.0F), sign));
+}
+HEADLONG_INLINE F32 widen_f16(const std::uint16_t* p) noexcept {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+HEADLONG_INLINE F32 widen_bf16(const std::uint16_t* p) noexcept {
+    const __m512i lanes = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(lanes, 16));
+}
+HEADLONG_INLINE void narrow_f16(std::uint16_t* p, F32 x) noexcept {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 HEADLONG_INLINE bool any_nan(F32 x) noexcept { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
 HEADLONG_INLINE F32 canonical_nan(F32 x) noexcept {
     return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q),
                               _mm512_castsi512_ps(_mm512_set1_epi32(0x7FC00000)));
+}
+
+// indices from 16 on are lanes of b
+HEADLONG_INLINE F32 even_lanes(F32 a, F32 b) noexcept {
+    const __m512i lanes = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return _mm512_permutex2var_ps(a, lanes, b);
+}
+HEADLONG_INLINE F32 odd_lanes(F32 a, F32 b) noexcept {
+    const __m512i lanes = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    return _mm512_permutex2var_ps(a, lanes, b);
+}
+HEADLONG_INLINE F32 zip_low(F32 a, F32 b) noexcept {
+    const __m512i lanes = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    return _mm512_permutex2var_ps(a, lanes, b);
+}
+HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept {
+    const __m512i lanes = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return _mm512_permutex2var_ps(a, lanes, b);
 }
 
 #include "kernels/simd/transpose_avx2-inl.hpp"

@@ -55,6 +55,26 @@ HEADLONG_INLINE F32 select_lanes(std::uint32_t begin, std::uint32_t end, F32 ins
     const U32 mask = reinterpret_cast<U32>(lane >= begin) & reinterpret_cast<U32>(lane < end);
     return select(mask, inside, outside);
 }
+HEADLONG_INLINE F32 select_below(F32 x, float limit, F32 yes, F32 no) noexcept {
+    return select(reinterpret_cast<U32>(x < broadcast(limit)), yes, no);
+}
+HEADLONG_INLINE F32 select_bytes(const std::uint8_t* p, F32 yes, F32 no) noexcept {
+    const U32 lanes{p[0], p[1], p[2], p[3]};
+    return select(reinterpret_cast<U32>(lanes != U32{}), yes, no);
+}
+HEADLONG_INLINE F32 absolute(F32 x) noexcept { return from_bits(bits(x) & 0x7FFFFFFFU); }
+HEADLONG_INLINE F32 copy_sign(F32 magnitude, F32 sign) noexcept {
+    return from_bits((bits(magnitude) & 0x7FFFFFFFU) | (bits(sign) & 0x80000000U));
+}
+HEADLONG_INLINE F32 widen_f16(const std::uint16_t* p) noexcept {
+    return F32{kernels::widen_f16(p[0]), kernels::widen_f16(p[1]), kernels::widen_f16(p[2]), kernels::widen_f16(p[3])};
+}
+HEADLONG_INLINE F32 widen_bf16(const std::uint16_t* p) noexcept {
+    return from_bits(U32{p[0], p[1], p[2], p[3]} << 16U);
+}
+HEADLONG_INLINE void narrow_f16(std::uint16_t* p, F32 x) noexcept {
+    for (std::size_t i = 0; i < kLanes; ++i) p[i] = kernels::narrow_f16(x[i]);
+}
 HEADLONG_INLINE bool any_nan(F32 x) noexcept {
     const U32 nan = reinterpret_cast<U32>(x != x);
     return (nan[0] | nan[1] | nan[2] | nan[3]) != 0;
@@ -63,6 +83,11 @@ HEADLONG_INLINE F32 canonical_nan(F32 x) noexcept {
     const U32 nan{0x7FC00000U, 0x7FC00000U, 0x7FC00000U, 0x7FC00000U};
     return select(reinterpret_cast<U32>(x != x), from_bits(nan), x);
 }
+
+HEADLONG_INLINE F32 even_lanes(F32 a, F32 b) noexcept { return F32{a[0], a[2], b[0], b[2]}; }
+HEADLONG_INLINE F32 odd_lanes(F32 a, F32 b) noexcept { return F32{a[1], a[3], b[1], b[3]}; }
+HEADLONG_INLINE F32 zip_low(F32 a, F32 b) noexcept { return F32{a[0], b[0], a[1], b[1]}; }
+HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept { return F32{a[2], b[2], a[3], b[3]}; }
 
 inline constexpr std::size_t kTransposeColumns = 4;
 HEADLONG_INLINE void transpose_16(const float* rows, std::ptrdiff_t stride, float* panel) noexcept {

@@ -51,10 +51,35 @@ HEADLONG_INLINE F32 select_lanes(std::uint32_t begin, std::uint32_t end, F32 ins
     const uint32x4_t mask = vandq_u32(vcgeq_u32(lane, vdupq_n_u32(begin)), vcltq_u32(lane, vdupq_n_u32(end)));
     return vbslq_f32(mask, inside, outside);
 }
+HEADLONG_INLINE F32 select_below(F32 x, float limit, F32 yes, F32 no) noexcept {
+    return vbslq_f32(vcltq_f32(x, vdupq_n_f32(limit)), yes, no);
+}
+HEADLONG_INLINE F32 select_bytes(const std::uint8_t* p, F32 yes, F32 no) noexcept {
+    const std::uint32_t lanes[4] = {p[0], p[1], p[2], p[3]};
+    return vbslq_f32(vceqq_u32(vld1q_u32(lanes), vdupq_n_u32(0)), no, yes);
+}
+HEADLONG_INLINE F32 absolute(F32 x) noexcept { return vabsq_f32(x); }
+HEADLONG_INLINE F32 copy_sign(F32 magnitude, F32 sign) noexcept {
+    return vbslq_f32(vdupq_n_u32(0x80000000U), sign, magnitude);
+}
+HEADLONG_INLINE F32 widen_f16(const std::uint16_t* p) noexcept {
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+}
+HEADLONG_INLINE F32 widen_bf16(const std::uint16_t* p) noexcept {
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16));
+}
+HEADLONG_INLINE void narrow_f16(std::uint16_t* p, F32 x) noexcept {
+    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x)));
+}
 HEADLONG_INLINE bool any_nan(F32 x) noexcept { return vminvq_u32(vceqq_f32(x, x)) == 0; }
 HEADLONG_INLINE F32 canonical_nan(F32 x) noexcept {
     return vbslq_f32(vceqq_f32(x, x), x, vreinterpretq_f32_u32(vdupq_n_u32(0x7FC00000U)));
 }
+
+HEADLONG_INLINE F32 even_lanes(F32 a, F32 b) noexcept { return vuzp1q_f32(a, b); }
+HEADLONG_INLINE F32 odd_lanes(F32 a, F32 b) noexcept { return vuzp2q_f32(a, b); }
+HEADLONG_INLINE F32 zip_low(F32 a, F32 b) noexcept { return vzip1q_f32(a, b); }
+HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept { return vzip2q_f32(a, b); }
 
 inline constexpr std::size_t kTransposeColumns = 4;
 HEADLONG_INLINE void transpose_16(const float* rows, std::ptrdiff_t stride, float* panel) noexcept {

@@ -13,14 +13,14 @@ struct Row {
 
 /// The one place to change when a feature has been built.
 constexpr std::array kFeatures{
-    Row{Feature::mask, "mask", false},
-    Row{Feature::window, "window", false},
-    Row{Feature::softcap, "softcap", false},
-    Row{Feature::sink_logits, "sink_logits", false},
-    Row{Feature::kv_lengths, "kv_lengths", false},
+    Row{Feature::mask, "mask", true},
+    Row{Feature::window, "window", true},
+    Row{Feature::softcap, "softcap", true},
+    Row{Feature::sink_logits, "sink_logits", true},
+    Row{Feature::kv_lengths, "kv_lengths", true},
     Row{Feature::qk_matmul_output, "qk_matmul_output", false},
-    Row{Feature::f16, "f16 tensors", false},
-    Row{Feature::bf16, "bf16 tensors", false},
+    Row{Feature::f16, "f16 tensors", true},
+    Row{Feature::bf16, "bf16 tensors", true},
     Row{Feature::f64, "f64 tensors", false},
 };
 

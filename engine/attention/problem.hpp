@@ -1,0 +1,90 @@
+// Attention after validation: what the API's calls boil down to, and the functions that run it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <stop_token>
+
+#include "engine/block_pool.hpp"
+#include "engine/context_impl.hpp"
+#include "engine/rows.hpp"
+
+namespace headlong {
+
+/// A run of plain keys and values: the positions [begin, end) of a sequence.
+struct Page {
+    InputRows key;
+    InputRows value;
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+};
+
+/// A sequence's mask, element (head, row, key) at base + the indices times the strides; column 0 is key first_key, and
+/// all keys before it are allowed. Keys behind the last column are cut off by Sequence::kv_end.
+struct MaskRows {
+    const std::byte* base = nullptr;  ///< null: no mask
+    bool boolean = false;             ///< one byte an element, nonzero = allowed
+    kernels::ElementType type = kernels::ElementType::f32;
+    std::int64_t head_stride = 0;
+    std::int64_t row_stride = 0;
+    std::int64_t key_stride = 0;
+    std::int64_t first_key = 0;
+};
+
+/// One sequence: its queries, where its keys and values lie, and which of them each query may see.
+struct Sequence {
+    InputRows query;
+    std::int64_t q_len = 0;
+    std::int64_t offset = 0;                  ///< query row i stands at position i + offset, ...
+    const std::int64_t* positions = nullptr;  ///< ... or at positions[i]
+    const float* cosine = nullptr;  ///< [q_len][rotary_dim / 2]: queries are rotated first; null: they are not
+    const float* sine = nullptr;
+
+    std::int64_t kv_len = 0;        ///< live keys
+    std::int64_t kv_end = 0;        ///< of them, those from here on are allowed to no query
+    const Block* blocks = nullptr;  ///< of a cache's layer, or ...
+    std::span<const Page> pages;    ///< ... plain memory
+    MaskRows mask;
+
+    OutputRows output;        ///< base is null if not wanted
+    OutputRows lse;           ///< the same; f32, column_stride does not matter
+    float* maxima = nullptr;  ///< [heads][q_len], or null: the softmax's state, maximum in log2 units and ...
+    float* sums = nullptr;    ///< ... sum
+};
+
+struct AttentionProblem {
+    std::int64_t heads = 0;
+    std::int64_t kv_heads = 0;
+    std::int64_t head_dim = 0;
+    std::int64_t value_dim = 0;
+    std::span<const Sequence> sequences;
+
+    /// What scores are multiplied by beside the scale: log2(e), which softmax_span wants, or 1 to look at them.
+    float unit = 1.0F;
+    float factor = 1.0F;  ///< what a query is multiplied by: scale * unit
+    bool causal = false;
+    std::int64_t window_left = -1;
+    std::int64_t window_right = -1;
+    float softcap = 0.0F;                 ///< times unit
+    const float* alibi_slopes = nullptr;  ///< one per head, null = off; not times unit
+    const float* sink_logits = nullptr;   ///< the same
+    std::int64_t rotary_half = 0;         ///< pairs that are turned where a sequence has cosines
+    bool rotary_interleaved = false;
+    std::stop_token stop;
+};
+
+/// Positions, offsets and windows are clamped to this: so far out a query sees all keys of a side, or none, and sums
+/// of three stay in 64 bits.
+inline constexpr std::int64_t kFarPosition = std::int64_t{1} << 60;
+
+/// Computes outputs, lse and states. Returns false if the stop token asked for an end. Throws what the memory resource
+/// throws.
+bool run_attention(Context::Impl& context, Workspace& workspace, const AttentionProblem& problem);
+
+/// Writes scores, not outputs: sequence s to scores[s], [heads, q_len, kv_len]. Not allowed ones are -infinity. With
+/// `weights` they go through the softmax whose states the sequences hold (run_attention's), and are 0 where not
+/// allowed.
+bool run_scores(Context::Impl& context, Workspace& workspace, const AttentionProblem& problem,
+                std::span<const OutputRows> scores, bool weights);
+
+}  // namespace headlong

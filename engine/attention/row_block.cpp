@@ -1,0 +1,429 @@
+#include "engine/attention/row_block.hpp"
+
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+namespace headlong {
+
+using kernels::kPanelTokens;
+using kernels::kSpanBlocks;
+
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+/// max is in units of log2, the result a natural logarithm.
+float log_sum_exp(float max, float sum) noexcept {
+    const double lse = static_cast<double>(max) * std::numbers::ln2 + std::log(static_cast<double>(sum));
+    return std::isnan(lse) ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(lse);
+}
+
+}  // namespace
+
+kernels::States take_states(Carver& carver, std::size_t rows, std::size_t pitch) noexcept {
+    kernels::States s{};
+    s.output = carver.take<float>(rows * pitch);
+    s.stride = pitch;
+    s.max = carver.take<float>(rows);
+    s.sum = carver.take<float>(rows);
+    return s;
+}
+
+kernels::States rows_from(const kernels::States& states, std::size_t row) noexcept {
+    return {states.output + row * states.stride, states.stride, states.max + row, states.sum + row};
+}
+
+void make_empty(const kernels::States& states, std::size_t rows) noexcept {
+    std::fill_n(states.output, rows * states.stride, 0.0F);
+    std::fill_n(states.max, rows, -kInfinity);
+    std::fill_n(states.sum, rows, 0.0F);
+}
+
+Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
+    : problem(p),
+      kernels(context.kernels),
+      layout{size(p.head_dim), size(p.value_dim)},
+      heads_per_kv_head(p.kv_heads == 0 ? 1 : p.heads / p.kv_heads),
+      longest(0),
+      block_positions(1),
+      packs(false),
+      masked(false) {
+    for (const Sequence& sequence : p.sequences) {
+        longest = std::max(longest, sequence.q_len);
+        packs = packs || sequence.blocks == nullptr;
+        masked = masked || sequence.mask.base != nullptr;
+    }
+    if (longest == 0 || heads_per_kv_head == 0) return;
+    block_positions = std::clamp<std::int64_t>(kRowBlock / heads_per_kv_head, 1, longest);
+    // Smaller row blocks where there would not be two for every thread; then the spans are split.
+    const auto concurrency = static_cast<std::int64_t>(context.executor->concurrency());
+    while (concurrency > 1 && items() * row_blocks() < 2 * concurrency && block_rows() > kRowTile &&
+           block_positions > 1) {
+        block_positions = ceil_div(block_positions, 2);
+    }
+}
+
+Scratch::Scratch(const Plan& plan, Carver& carver) noexcept {
+    const std::size_t rows = size(plan.block_rows());
+    const std::size_t pitch = plan.layout.pitch();
+    query = carver.take<float>(rows * plan.layout.head_dim);
+    total = take_states(carver, rows, pitch);
+    group = take_states(carver, rows, pitch);
+    tile = take_states(carver, size(kRowTile), pitch);
+    sink = take_states(carver, 1, pitch);
+    scores = carver.take<float>(size(kRowTile) * kScoreStride);
+    ranges = carver.take<kernels::TokenRange>(size(kRowTile));
+    slopes = carver.take<float>(size(kRowTile));
+    positions = carver.take<float>(size(kRowTile));
+    bias = carver.take<float>(plan.masked ? size(kRowTile) * kScoreStride : 0);
+    bias_rows = carver.take<const float*>(size(kRowTile));
+    packed = carver.take<float>(plan.packs ? kSpanBlocks * kernels::round_up(plan.layout.floats(), kPanelTokens) : 0);
+}
+
+void RowBlock::load_query() const noexcept {
+    const AttentionProblem& problem = plan_.problem;
+    const std::size_t depth = plan_.layout.head_dim;
+    const bool rotates = sequence_.cosine != nullptr;
+    for (std::int64_t g = 0; g < plan_.heads_per_kv_head; ++g) {
+        plan_.kernels.scale_rows(
+            {sequence_.query.rows(kv_head_ * plan_.heads_per_kv_head + g, first_row_, positions_, depth),
+             rotates ? 1.0F : problem.factor, scratch_.query + size(g) * depth, size(plan_.heads_per_kv_head) * depth});
+    }
+    if (!rotates) return;
+    // Rotated as rows of their own would be, and only then scaled: the same bits either way.
+    for (std::int64_t i = 0; i < positions_; ++i) {
+        const std::int64_t angles = (first_row_ + i) * problem.rotary_half;
+        plan_.kernels.rotate({.row = scratch_.query + size(i * plan_.heads_per_kv_head) * depth,
+                              .heads = size(plan_.heads_per_kv_head),
+                              .head_stride = depth,
+                              .half = size(problem.rotary_half),
+                              .cosine = sequence_.cosine + angles,
+                              .sine = sequence_.sine + angles,
+                              .interleaved = problem.rotary_interleaved});
+    }
+    plan_.kernels.scale_rows(
+        {{scratch_.query, kernels::ElementType::f32, static_cast<std::ptrdiff_t>(depth), 1, rows(), depth},
+         problem.factor,
+         scratch_.query,
+         depth});
+}
+
+Range RowBlock::keys_of(std::int64_t query_row) const noexcept {
+    const AttentionProblem& problem = plan_.problem;
+    const std::int64_t position = position_of(query_row);
+    Range keys{0, sequence_.kv_end};
+    if (problem.causal) keys.end = std::min(keys.end, position + 1);
+    if (problem.window_left >= 0) keys.begin = std::max(keys.begin, position - problem.window_left);
+    if (problem.window_right >= 0) keys.end = std::min(keys.end, position + problem.window_right + 1);
+    return keys.empty() ? Range{} : keys;
+}
+
+Range RowBlock::keys_of_block() const noexcept {
+    Range all{sequence_.kv_end, 0};
+    for (std::int64_t i = 0; i < positions_; ++i) {
+        const Range keys = keys_of(first_row_ + i);
+        if (keys.empty()) continue;
+        all.begin = std::min(all.begin, keys.begin);
+        all.end = std::max(all.end, keys.end);
+    }
+    return all;
+}
+
+Range RowBlock::spans() const noexcept {
+    const Range keys = keys_of_block();
+    if (keys.empty()) return {};
+    return {keys.begin / kSpan, ceil_div(keys.end, kSpan)};
+}
+
+RowBlock::SpanBlocks RowBlock::blocks_of(std::int64_t span) const noexcept {
+    const Range all = keys_of_block();
+    const std::int64_t span_begin = span * kSpan;
+    const Range keys{std::max(all.begin - span_begin, std::int64_t{0}), std::min(all.end - span_begin, kSpan)};
+    SpanBlocks blocks = sequence_.blocks != nullptr ? cached_blocks(span, keys) : packed_blocks(span_begin, keys);
+    blocks.ready = true;
+    return blocks;
+}
+
+RowBlock::SpanBlocks RowBlock::cached_blocks(std::int64_t span, Range keys) const noexcept {
+    SpanBlocks blocks;
+    for (std::int64_t b = keys.begin / kBlock; b * kBlock < keys.end; ++b) {
+        const Block& block = sequence_.blocks[span * static_cast<std::int64_t>(kSpanBlocks) + b];
+        blocks.keys[b] = block.keys(size(kv_head_));
+        blocks.values[b] = block.values(size(kv_head_));
+        if (block.nonfinite(size(kv_head_)) != 0) blocks.nonfinite |= 1U << static_cast<unsigned>(b);
+    }
+    return blocks;
+}
+
+RowBlock::SpanBlocks RowBlock::packed_blocks(std::int64_t span_begin, Range keys) const noexcept {
+    SpanBlocks blocks;
+    const std::size_t pitch = plan_.layout.pitch();
+    const std::size_t panel_floats = plan_.layout.panel_floats();
+    for (std::int64_t b = keys.begin / kBlock; b * kBlock < keys.end; ++b) {
+        float* block = scratch_.packed + size(b) * kernels::round_up(plan_.layout.floats(), kPanelTokens);
+        float* values = block + plan_.layout.values_offset();
+        // whole panels from the first visible one on; of the last one the tail is cleared like a cache's dead lanes
+        const std::int64_t from = std::max(keys.begin - b * kBlock, std::int64_t{0}) / kPanel * kPanel;
+        const std::int64_t to = std::min(keys.end - b * kBlock, kBlock);
+        if (to % kPanel != 0) {
+            std::fill_n(block + size(to / kPanel) * panel_floats, panel_floats, 0.0F);
+            std::fill(values + size(to) * pitch, values + size(ceil_div(to, kPanel) * kPanel) * pitch, 0.0F);
+        }
+        const std::int64_t position = span_begin + b * kBlock + from;
+        if (pack(position, to - from, block, size(from), values + size(from) * pitch)) {
+            blocks.nonfinite |= 1U << static_cast<unsigned>(b);
+        }
+        blocks.keys[b] = block;
+        blocks.values[b] = values;
+    }
+    return blocks;
+}
+
+bool RowBlock::pack(std::int64_t position, std::int64_t count, float* keys, std::size_t lane,
+                    float* values) const noexcept {
+    bool nonfinite = false;
+    const auto holds = [](std::int64_t at, const Page& page) noexcept { return at < page.end; };
+    for (auto page = std::upper_bound(sequence_.pages.begin(), sequence_.pages.end(), position, holds); count > 0;
+         ++page) {
+        const std::int64_t part = std::min(count, page->end - position);
+        if (part == 0) continue;
+        const std::int64_t row = position - page->begin;
+        plan_.kernels.pack_panels({page->key.rows(kv_head_, row, part, plan_.layout.head_dim), keys, lane});
+        nonfinite |= plan_.kernels.pack_rows(
+            {page->value.rows(kv_head_, row, part, plan_.layout.value_dim), values, plan_.layout.pitch()});
+        position += part;
+        count -= part;
+        lane += size(part);
+        values += size(part) * plan_.layout.pitch();
+    }
+    return nonfinite;
+}
+
+RowBlock::Tile RowBlock::tile_at(std::int64_t span, std::int64_t row) const noexcept {
+    const AttentionProblem& problem = plan_.problem;
+    const MaskRows& mask = sequence_.mask;
+    const std::int64_t span_begin = span * kSpan;
+    Tile tile{row, std::min(kRowTile, static_cast<std::int64_t>(rows()) - row), kSpan, 0};
+    // Neighbouring rows often share a row of the mask (heads of a group, a mask that broadcasts).
+    const std::byte* mask_data = nullptr;
+    kernels::TokenRange mask_range{0, 0};
+    std::int64_t mask_row = 0;
+    for (std::int64_t r = 0; r < tile.count; ++r) {
+        const std::int64_t query_row = query_row_of(row + r);
+        const Range keys = keys_of(query_row);
+        const std::int64_t begin = std::max(keys.begin - span_begin, std::int64_t{0});
+        const std::int64_t end = std::min(keys.end - span_begin, kSpan);
+        kernels::TokenRange range{0, 0};
+        if (begin < end) range = {static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end)};
+        scratch_.bias_rows[r] = scratch_.bias;
+        if (mask.base != nullptr && begin < end) {
+            const std::int64_t key = span_begin + begin - mask.first_key;
+            const std::int64_t bytes = mask.boolean ? 1 : element_bytes(mask.type);
+            const std::byte* data =
+                mask.base +
+                (head_of(row + r) * mask.head_stride + query_row * mask.row_stride + key * mask.key_stride) * bytes;
+            if (data == mask_data && range.begin == mask_range.begin && range.end == mask_range.end) {
+                scratch_.bias_rows[r] = scratch_.bias_rows[mask_row];
+                range = scratch_.ranges[mask_row];
+            } else {
+                mask_data = data;
+                mask_range = range;
+                mask_row = r;
+                float* bias = scratch_.bias + size(r) * kScoreStride;
+                scratch_.bias_rows[r] = bias;
+                range = masked_range(span_begin, data, range, bias);
+            }
+        }
+        scratch_.ranges[r] = range;
+        if (range.begin < range.end) {
+            tile.first = std::min<std::int64_t>(tile.first, range.begin);
+            tile.last = std::max<std::int64_t>(tile.last, range.end);
+        }
+        if (problem.alibi_slopes != nullptr) {
+            scratch_.slopes[r] = problem.alibi_slopes[head_of(row + r)] * problem.unit;
+            scratch_.positions[r] = static_cast<float>(position_of(query_row) - span_begin);
+        }
+    }
+    if (tile.empty()) return tile;
+    tile.first = tile.first / kPanel * kPanel;
+    tile.last = ceil_div(tile.last, kPanel) * kPanel;
+    return tile;
+}
+
+kernels::TokenRange RowBlock::masked_range(std::int64_t span_begin, const std::byte* data, kernels::TokenRange range,
+                                           float* bias) const noexcept {
+    const MaskRows& mask = sequence_.mask;
+    const std::int64_t bytes = mask.boolean ? 1 : element_bytes(mask.type);
+    // keys before the mask's first column are allowed
+    const auto masked_from =
+        static_cast<std::uint32_t>(std::clamp<std::int64_t>(mask.first_key - span_begin, range.begin, range.end));
+    std::fill(bias + range.begin, bias + masked_from, 0.0F);
+    kernels::TokenRange allowed{0, 0};
+    if (masked_from < range.end) {
+        allowed = plan_.kernels.mask_row(
+            {data + static_cast<std::int64_t>(masked_from - range.begin) * mask.key_stride * bytes,
+             mask.boolean,
+             mask.type,
+             mask.key_stride,
+             {masked_from, range.end},
+             plan_.problem.unit,
+             bias});
+    }
+    if (range.begin < masked_from) {
+        allowed = {range.begin, allowed.begin < allowed.end ? allowed.end : masked_from};
+    }
+    return allowed;
+}
+
+kernels::ScoreRules RowBlock::rules() const noexcept {
+    kernels::ScoreRules rules;
+    rules.softcap = plan_.problem.softcap;
+    if (plan_.problem.alibi_slopes != nullptr) {
+        rules.slopes = scratch_.slopes;
+        rules.positions = scratch_.positions;
+    }
+    if (sequence_.mask.base != nullptr) rules.bias = scratch_.bias_rows;
+    return rules;
+}
+
+void RowBlock::dot(const SpanBlocks& blocks, const Tile& tile) const noexcept {
+    const std::size_t depth = plan_.layout.head_dim;
+    for (std::int64_t b = tile.first / kBlock; b * kBlock < tile.last; ++b) {
+        const std::int64_t from = std::max(tile.first - b * kBlock, std::int64_t{0});
+        const std::int64_t to = std::min(tile.last - b * kBlock, kBlock);
+        plan_.kernels.dot_panels({.rows = scratch_.query + size(tile.row) * depth,
+                                  .row_stride = depth,
+                                  .row_count = size(tile.count),
+                                  .panels = blocks.keys[b] + size(from / kPanel) * plan_.layout.panel_floats(),
+                                  .panel_stride = plan_.layout.panel_floats(),
+                                  .depth = depth,
+                                  .out = scratch_.scores + b * kBlock + from,
+                                  .out_stride = kScoreStride,
+                                  .columns = size(to - from),
+                                  .accumulate = false,
+                                  .canonical = false});
+    }
+}
+
+void RowBlock::span_state(const SpanBlocks& blocks, const Tile& tile, const kernels::States& out) const noexcept {
+    dot(blocks, tile);
+    plan_.kernels.softmax_span({scratch_.scores, kScoreStride, size(tile.count), scratch_.ranges, size(tile.first),
+                                size(tile.last), out.max, out.sum, rules()});
+    plan_.kernels.weighted_rows({.weights = scratch_.scores,
+                                 .weight_stride = kScoreStride,
+                                 .row_count = size(tile.count),
+                                 .value_blocks = blocks.values,
+                                 .value_pitch = plan_.layout.pitch(),
+                                 .nonfinite_blocks = blocks.nonfinite,
+                                 .first = size(tile.first),
+                                 .last = size(tile.last),
+                                 .columns = plan_.layout.pitch(),
+                                 .out = out.output,
+                                 .out_stride = out.stride});
+}
+
+bool RowBlock::fold_span(std::int64_t span, const kernels::States& into) const noexcept {
+    SpanBlocks blocks;
+    for (std::int64_t row = 0; row < static_cast<std::int64_t>(rows()); row += kRowTile) {
+        const Tile tile = tile_at(span, row);
+        if (tile.empty()) continue;
+        if (!blocks.ready) blocks = blocks_of(span);
+        span_state(blocks, tile, scratch_.tile);
+        plan_.kernels.merge({rows_from(into, size(row)), scratch_.tile, size(tile.count), plan_.layout.pitch()});
+    }
+    return blocks.ready;
+}
+
+void RowBlock::store_span(std::int64_t span, const kernels::States& out) const noexcept {
+    SpanBlocks blocks;
+    for (std::int64_t row = 0; row < static_cast<std::int64_t>(rows()); row += kRowTile) {
+        const Tile tile = tile_at(span, row);
+        const kernels::States rows = rows_from(out, size(row));
+        if (tile.empty()) {
+            make_empty(rows, size(tile.count));
+            continue;
+        }
+        if (!blocks.ready) blocks = blocks_of(span);
+        span_state(blocks, tile, rows);
+    }
+}
+
+void RowBlock::write_scores(std::int64_t span, const OutputRows& out, bool weights) const noexcept {
+    SpanBlocks blocks;
+    const std::int64_t span_begin = span * kSpan;
+    const std::size_t tokens = size(std::min(kSpan, sequence_.kv_len - span_begin));
+    for (std::int64_t row = 0; row < static_cast<std::int64_t>(rows()); row += kRowTile) {
+        const Tile tile = tile_at(span, row);
+        if (!tile.empty()) {
+            if (!blocks.ready) blocks = blocks_of(span);
+            dot(blocks, tile);
+            plan_.kernels.adjust_scores({scratch_.scores, kScoreStride, size(tile.count), scratch_.ranges, rules()});
+        }
+        for (std::int64_t r = 0; r < tile.count; ++r) {
+            const std::int64_t head = head_of(row + r);
+            const std::int64_t query_row = query_row_of(row + r);
+            const kernels::TokenRange range = scratch_.ranges[r];
+            float* scores = scratch_.scores + size(r) * kScoreStride;
+            std::fill(scores, scores + std::min<std::size_t>(range.begin, tokens), -kInfinity);
+            std::fill(scores + std::min<std::size_t>(range.end, tokens), scores + tokens, -kInfinity);
+            if (weights) to_weights(scores, tokens, head * sequence_.q_len + query_row);
+            for (std::size_t t = 0; t < tokens; ++t) {
+                scores[t] = std::isnan(scores[t]) ? std::numeric_limits<float>::quiet_NaN() : scores[t] + 0.0F;
+            }
+            OutputRows place = out;
+            place.base = out.at(head, query_row) + span_begin * out.column_stride * element_bytes(out.type);
+            store_rows(plan_.kernels, scores, 0, 1, tokens, place, 0, 0);
+        }
+    }
+}
+
+void RowBlock::to_weights(float* scores, std::size_t count, std::int64_t state) const noexcept {
+    const float max = sequence_.maxima[state];
+    const float sum = sequence_.sums[state];
+    for (std::size_t t = 0; t < count; ++t) {
+        // what is not allowed stays so, also beside a NaN; a row that sees nothing has no maximum to subtract
+        if (scores[t] != -kInfinity) scores[t] -= max;
+    }
+    plan_.kernels.exp2(scores, scores, count);
+    for (std::size_t t = 0; t < count; ++t) {
+        if (scores[t] != 0.0F) scores[t] /= sum;
+    }
+}
+
+void RowBlock::finish(const kernels::States& states) const noexcept {
+    const AttentionProblem& problem = plan_.problem;
+    const std::size_t columns = plan_.layout.value_dim;
+    make_empty(scratch_.sink, 1);
+    for (std::int64_t row = 0; row < static_cast<std::int64_t>(rows()); ++row) {
+        const std::int64_t head = head_of(row);
+        const std::int64_t query_row = query_row_of(row);
+        const kernels::States state = rows_from(states, size(row));
+        float lse = -kInfinity;
+        const bool empty = *state.sum == 0.0F;
+        if (problem.sink_logits != nullptr && problem.sink_logits[head] > -kInfinity) {
+            *scratch_.sink.max = problem.sink_logits[head] * problem.unit;
+            *scratch_.sink.sum = 1.0F;
+            plan_.kernels.merge({state, scratch_.sink, 1, plan_.layout.pitch()});
+            lse = problem.sink_logits[head];  // of a row without keys, exactly
+        }
+        if (!empty) lse = log_sum_exp(*state.max, *state.sum);
+        if (sequence_.lse.base != nullptr) {
+            *reinterpret_cast<float*>(sequence_.lse.at(head, query_row)) = lse;
+        }
+        if (sequence_.maxima != nullptr) {
+            sequence_.maxima[head * sequence_.q_len + query_row] = *state.max;
+            sequence_.sums[head * sequence_.q_len + query_row] = *state.sum;
+        }
+        const OutputRows& output = sequence_.output;
+        if (output.base == nullptr) continue;
+        if (output.type == kernels::ElementType::f32 && output.column_stride == 1) {
+            plan_.kernels.finish({state, 1, columns, reinterpret_cast<float*>(output.at(head, query_row)), 0});
+        } else {
+            plan_.kernels.finish({state, 1, columns, state.output, 0});
+            store_rows(plan_.kernels, state.output, 0, 1, columns, output, head, query_row);
+        }
+    }
+}
+
+}  // namespace headlong

@@ -1,0 +1,178 @@
+// One row block of one KV head of one sequence, in a worker's scratch. A row is one head at one position; a block has
+// up to 512 rows, positions x heads of a KV group, so that a key is read once for the whole group.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "engine/attention/problem.hpp"
+#include "engine/carver.hpp"
+
+namespace headlong {
+
+inline constexpr auto kSpan = static_cast<std::int64_t>(kernels::kSpanTokens);
+inline constexpr auto kBlock = static_cast<std::int64_t>(kernels::kBlockTokens);
+inline constexpr auto kPanel = static_cast<std::int64_t>(kernels::kPanelTokens);
+inline constexpr auto kGroup = static_cast<std::int64_t>(kernels::kGroupSpans);
+
+// A span of plain keys and values is packed once per row block: 512 rows make that about 1 % of the arithmetic.
+inline constexpr std::int64_t kRowBlock = 512;
+// 48 rows are whole register tiles of 6 and of 3; their scores (48 x 528 x 4 = 99 KiB) leave most of L2 to the span.
+inline constexpr std::int64_t kRowTile = 48;
+// Not 512: rows a multiple of 2 KiB apart would meet in two sets of an L1 of 64 sets x 64 bytes.
+inline constexpr std::size_t kScoreStride = kernels::kSpanTokens + kernels::kPanelTokens;
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
+constexpr std::size_t size(std::int64_t n) noexcept { return static_cast<std::size_t>(n); }
+
+/// Keys [begin, end); empty if begin >= end.
+struct Range {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+    bool empty() const noexcept { return begin >= end; }
+};
+
+kernels::States take_states(Carver& carver, std::size_t rows, std::size_t pitch) noexcept;
+kernels::States rows_from(const kernels::States& states, std::size_t row) noexcept;
+void make_empty(const kernels::States& states, std::size_t rows) noexcept;
+
+/// The sizes and shares of a call.
+struct Plan {
+    const AttentionProblem& problem;
+    const kernels::KernelTable& kernels;
+    kernels::BlockLayout layout;
+    std::int64_t heads_per_kv_head;
+    std::int64_t longest;          ///< q_len
+    std::int64_t block_positions;  ///< positions of a row block
+    bool packs;                    ///< some sequence is of plain memory
+    bool masked;                   ///< some sequence has a mask
+
+    Plan(const Context::Impl& context, const AttentionProblem& problem) noexcept;
+
+    std::int64_t block_rows() const noexcept { return block_positions * heads_per_kv_head; }
+    std::int64_t items() const noexcept {
+        return static_cast<std::int64_t>(problem.sequences.size()) * problem.kv_heads;
+    }
+    std::int64_t row_blocks() const noexcept {
+        return ceil_div(longest, block_positions);
+    }  ///< of the longest sequence
+};
+
+/// A worker's own memory. Its size depends on dims and row block, never on a length.
+struct Scratch {
+    float* query;                 ///< [block rows][head_dim], rotated, times factor
+    kernels::States total;        ///< fold of the finished groups
+    kernels::States group;        ///< fold of the running group of spans
+    kernels::States tile;         ///< one span's state of one row tile
+    kernels::States sink;         ///< one row: the state that a sink logit is
+    float* scores;                ///< [row tile][score stride]
+    kernels::TokenRange* ranges;  ///< [row tile]
+    float* slopes;                ///< [row tile]
+    float* positions;             ///< [row tile]
+    float* bias;                  ///< [row tile][score stride], with a mask
+    const float** bias_rows;      ///< [row tile]
+    float* packed;                ///< 8 blocks of plain keys and values
+
+    Scratch(const Plan& plan, Carver& carver) noexcept;
+
+    /// Bytes of a worker's scratch.
+    static std::size_t bytes(const Plan& plan) noexcept {
+        Carver counter(nullptr);
+        const Scratch counted(plan, counter);
+        static_cast<void>(counted);
+        return counter.used();
+    }
+};
+
+class RowBlock {
+  public:
+    /// Item i is KV head i mod kv_heads of sequence i / kv_heads; `index` counts its row blocks.
+    RowBlock(const Plan& plan, Scratch& scratch, std::int64_t item, std::int64_t index) noexcept
+        : plan_(plan),
+          scratch_(scratch),
+          sequence_(plan.problem.sequences[size(item / plan.problem.kv_heads)]),
+          kv_head_(item % plan.problem.kv_heads),
+          first_row_(index * plan.block_positions),
+          positions_(std::min(plan.block_positions, sequence_.q_len - first_row_)) {}
+
+    /// False past the end of a sequence that is shorter than the call's longest.
+    bool exists() const noexcept { return positions_ > 0; }
+    std::size_t rows() const noexcept { return size(positions_ * plan_.heads_per_kv_head); }
+    /// The spans that some row may see, by causality, window and length.
+    Range spans() const noexcept;
+
+    /// Row r is head r mod group at position r / group, so that neighbours see nearly the same keys.
+    void load_query() const noexcept;
+
+    /// States of all rows over one span, folded into `into`.
+    /// Returns whether some row sees some of it.
+    bool fold_span(std::int64_t span, const kernels::States& into) const noexcept;
+    /// States of all rows over one span, stored. Rows that see nothing get the empty state.
+    void store_span(std::int64_t span, const kernels::States& out) const noexcept;
+    /// Scores of all rows over one span, written to [heads, q_len, kv_len].
+    void write_scores(std::int64_t span, const OutputRows& out, bool weights) const noexcept;
+    /// Folds the sinks in, divides, and writes what the sequence wants.
+    void finish(const kernels::States& states) const noexcept;
+
+  private:
+    /// Where the blocks of one span lie for this KV head.
+    struct SpanBlocks {
+        const float* keys[kernels::kSpanBlocks] = {};
+        const float* values[kernels::kSpanBlocks] = {};
+        std::uint32_t nonfinite = 0;
+        bool ready = false;
+    };
+    /// A row tile, and the panels of a span that it sees.
+    struct Tile {
+        std::int64_t row;
+        std::int64_t count;
+        std::int64_t first;
+        std::int64_t last;
+        bool empty() const noexcept { return first >= last; }
+    };
+
+    /// The head and the query row of row r.
+    std::int64_t head_of(std::int64_t row) const noexcept {
+        return kv_head_ * plan_.heads_per_kv_head + row % plan_.heads_per_kv_head;
+    }
+    std::int64_t query_row_of(std::int64_t row) const noexcept { return first_row_ + row / plan_.heads_per_kv_head; }
+
+    std::int64_t position_of(std::int64_t query_row) const noexcept {
+        return sequence_.positions != nullptr ? sequence_.positions[query_row] : query_row + sequence_.offset;
+    }
+    /// Keys that a query row may see, by causality, window and length.
+    Range keys_of(std::int64_t query_row) const noexcept;
+    /// Keys that some row of the block may see.
+    Range keys_of_block() const noexcept;
+
+    /// The span's blocks: in place in a cache, or packed into scratch.
+    SpanBlocks blocks_of(std::int64_t span) const noexcept;
+    SpanBlocks cached_blocks(std::int64_t span, Range keys) const noexcept;
+    SpanBlocks packed_blocks(std::int64_t span_begin, Range keys) const noexcept;
+    /// Packs the tokens [position, position + count) of the pages: keys from lane `lane` of `keys` on, values as rows
+    /// from `values` on. Returns whether a value is NaN or infinite.
+    bool pack(std::int64_t position, std::int64_t count, float* keys, std::size_t lane, float* values) const noexcept;
+
+    /// What a tile's rows see of a span, left in scratch: ranges, and with a mask biases.
+    Tile tile_at(std::int64_t span, std::int64_t row) const noexcept;
+    /// Writes the biases of a row's range from a row of the mask (`data` is that of the range's first token), and
+    /// returns the part of the range that holds all allowed tokens.
+    kernels::TokenRange masked_range(std::int64_t span_begin, const std::byte* data, kernels::TokenRange range,
+                                     float* bias) const noexcept;
+    /// The rules for the tile that tile_at() has left in scratch.
+    kernels::ScoreRules rules() const noexcept;
+    void dot(const SpanBlocks& blocks, const Tile& tile) const noexcept;
+    /// The states of a tile's rows over one span.
+    void span_state(const SpanBlocks& blocks, const Tile& tile, const kernels::States& out) const noexcept;
+    /// Scores after the rules to weights, by the state that run_attention() left for this row.
+    void to_weights(float* scores, std::size_t count, std::int64_t state) const noexcept;
+
+    const Plan& plan_;
+    Scratch& scratch_;
+    const Sequence& sequence_;
+    std::int64_t kv_head_;
+    std::int64_t first_row_;  ///< of the sequence's query rows
+    std::int64_t positions_;
+};
+
+}  // namespace headlong

@@ -1,0 +1,89 @@
+// Rows in the caller's memory: a view after validation, as kernels want it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <headlong/tensor.hpp>
+
+#include "kernels/kernel_table.hpp"
+
+namespace headlong {
+
+constexpr kernels::ElementType element_type(DType type) noexcept {
+    switch (type) {
+        case DType::f16:
+            return kernels::ElementType::f16;
+        case DType::bf16:
+            return kernels::ElementType::bf16;
+        case DType::f32:
+            break;
+    }
+    return kernels::ElementType::f32;
+}
+
+constexpr std::int64_t element_bytes(kernels::ElementType type) noexcept {
+    return type == kernels::ElementType::f32 ? 4 : 2;
+}
+
+/// [heads, rows, columns] of one sequence; strides in elements.
+template <class Byte>
+struct HeadRows {
+    Byte* base = nullptr;
+    kernels::ElementType type = kernels::ElementType::f32;
+    std::int64_t head_stride = 0;
+    std::int64_t row_stride = 0;
+    std::int64_t column_stride = 1;
+
+    Byte* at(std::int64_t head, std::int64_t row) const noexcept {
+        return base + (head * head_stride + row * row_stride) * element_bytes(type);
+    }
+    kernels::Rows rows(std::int64_t head, std::int64_t row, std::int64_t count, std::size_t columns) const noexcept {
+        return {at(head, row), type, row_stride, column_stride, static_cast<std::size_t>(count), columns};
+    }
+    /// From `row` on.
+    HeadRows from(std::int64_t row) const noexcept {
+        return {base == nullptr ? nullptr : at(0, row), type, head_stride, row_stride, column_stride};
+    }
+};
+using InputRows = HeadRows<const std::byte>;
+using OutputRows = HeadRows<std::byte>;
+
+inline InputRows input_rows(const InputTensor<3>& view) noexcept {
+    return {static_cast<const std::byte*>(view.data), element_type(view.dtype), view.strides[0], view.strides[1],
+            view.strides[2]};
+}
+inline OutputRows output_rows(const OutputTensor<3>& view) noexcept {
+    return {static_cast<std::byte*>(view.data), element_type(view.dtype), view.strides[0], view.strides[1],
+            view.strides[2]};
+}
+
+/// Writes dense rows of floats to row `row` and the following ones of a head.
+inline void store_rows(const kernels::KernelTable& kernels, const float* rows, std::size_t pitch, std::size_t count,
+                       std::size_t columns, const OutputRows& out, std::int64_t head, std::int64_t row) noexcept {
+    kernels.store_rows({rows, pitch, count, columns, out.at(head, row), out.type, out.row_stride, out.column_stride});
+}
+
+/// One sequence of a batch.
+template <std::size_t Rank>
+InputTensor<Rank - 1> sequence_of(const InputTensor<Rank>& batch, std::int64_t index) noexcept {
+    InputTensor<Rank - 1> one;
+    const std::int64_t offset = index * batch.strides[0] * static_cast<std::int64_t>(size_of(batch.dtype));
+    if (batch.data != nullptr) one.data = static_cast<const std::byte*>(batch.data) + offset;
+    one.dtype = batch.dtype;
+    std::copy_n(batch.extents.begin() + 1, Rank - 1, one.extents.begin());
+    std::copy_n(batch.strides.begin() + 1, Rank - 1, one.strides.begin());
+    return one;
+}
+template <std::size_t Rank>
+OutputTensor<Rank - 1> sequence_of(const OutputTensor<Rank>& batch, std::int64_t index) noexcept {
+    OutputTensor<Rank - 1> one;
+    const std::int64_t offset = index * batch.strides[0] * static_cast<std::int64_t>(size_of(batch.dtype));
+    if (batch.data != nullptr) one.data = static_cast<std::byte*>(batch.data) + offset;
+    one.dtype = batch.dtype;
+    std::copy_n(batch.extents.begin() + 1, Rank - 1, one.extents.begin());
+    std::copy_n(batch.strides.begin() + 1, Rank - 1, one.strides.begin());
+    return one;
+}
+
+}  // namespace headlong
