@@ -139,7 +139,7 @@ KvCache cache_for(const AttentionCase& c, const std::shared_ptr<BlockPool>& pool
 /// Masks of the call or of each query: which of the two is said here.
 bool own_masks(const AttentionCase& c, Random* random) {
     if (!c.mask) return false;
-    return !c.uniform() || (random != nullptr && random->chance(0.5));
+    return random != nullptr && random->chance(0.5);
 }
 
 Outcome run_plain(Context& context, const AttentionCase& c, Random* random) {
