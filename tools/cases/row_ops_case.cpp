@@ -8,7 +8,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
-#include <set>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -20,7 +20,6 @@
 #include "engine/reference/tensor.hpp"
 #include "engine/row_ops.hpp"
 #include "kernels/half.hpp"
-#include "tools/cases/features.hpp"
 
 namespace headlong::tools {
 namespace {
@@ -32,17 +31,20 @@ std::int64_t product(const Shape& shape, std::size_t first, std::size_t last) {
                            shape.begin() + static_cast<std::ptrdiff_t>(last), std::int64_t{1}, std::multiplies<>());
 }
 
+DType dtype_of(FileType type) {
+    return type == FileType::f16 ? DType::f16 : type == FileType::bf16 ? DType::bf16 : DType::f32;
+}
+
+/// The type that the library computes from or to, where a file has this one.
+FileType computed(FileType type) { return type == FileType::f64 ? FileType::f32 : type; }
+
 /// What all these cases have: a file, names that must be known, and an output to compare with.
 struct Common {
-    std::set<Feature> needed;
-    std::string unknown;  // what the file asks for and this version of the operator does not have
-    FileType type = FileType::f32;
-    Shape shape;  // of Y
+    std::string unknown;  // what the file asks for and this version of the operator does not have; empty: it runs
+    FileType type = FileType::f32;  // that Y is computed to: of F64 it is F32
+    Shape shape;                    // of Y
     std::vector<double> expected;
     Tolerance tolerance;
-
-    /// Why the case is skipped, or nothing.
-    std::string why_skipped() const { return unknown.empty() ? missing(needed) : unknown; }
 };
 
 class Reader {
@@ -69,7 +71,7 @@ class Reader {
         if (opset < since || opset > kNewestOpset) not_known("opset", std::to_string(opset));
         if (const std::string domain = file.text("domain").value_or(""); !domain.empty()) not_known("domain", domain);
         const FileTensor& y = floats("Y");
-        common.type = y.type;
+        common.type = computed(y.type);
         common.shape = y.shape;
         common.expected = to_doubles(y);
         common.tolerance = file.tolerance(y);
@@ -80,24 +82,13 @@ class Reader {
             fmt::format("{}{} '{}' of {}", common.unknown.empty() ? "needs " : ", ", kind, one_line(name), op_);
     }
 
-    /// A tensor of floats; notes the feature that its type needs.
+    /// A tensor of floats.
     const FileTensor& floats(const char* name) {
         const FileTensor& tensor = file_.at(name);
-        switch (tensor.type) {
-            case FileType::f32:
-                break;
-            case FileType::f16:
-                common.needed.insert(Feature::f16);
-                break;
-            case FileType::bf16:
-                common.needed.insert(Feature::bf16);
-                break;
-            case FileType::f64:
-                common.needed.insert(Feature::f64);
-                break;
-            default:
-                file_.fail(
-                    fmt::format("tensor '{}' is {}, its type must be F32, F16, BF16 or F64", name, describe(tensor)));
+        if (tensor.type != FileType::f32 && tensor.type != FileType::f16 && tensor.type != FileType::bf16 &&
+            tensor.type != FileType::f64) {
+            file_.fail(
+                fmt::format("tensor '{}' is {}, its type must be F32, F16, BF16 or F64", name, describe(tensor)));
         }
         return tensor;
     }
@@ -128,10 +119,6 @@ std::vector<double> stored(const std::vector<float>& values, FileType type) {
     return result;
 }
 
-DType dtype_of(FileType type) {
-    return type == FileType::f16 ? DType::f16 : type == FileType::bf16 ? DType::bf16 : DType::f32;
-}
-
 // ----------------------------------------------------------------------------------------------------- rotary
 
 struct RotaryProblem {
@@ -157,8 +144,13 @@ RotaryProblem read_rotary(const CaseFile& file) {
                   {"interleaved", "num_heads", "rotary_embedding_dim"});
     RotaryProblem p;
     const FileTensor& x = reader.floats("X");
-    p.type = x.type;
+    p.type = computed(x.type);
     p.x.assign(x.bytes.begin(), x.bytes.end());
+    if (p.type != x.type) {
+        const std::vector<float> rounded = to_floats(x);
+        const auto bytes = std::as_bytes(std::span(rounded));
+        p.x.assign(bytes.begin(), bytes.end());
+    }
     p.three_dimensional = x.shape.size() == 3;
     if (x.shape.size() < 3 || x.shape.size() > 4) {
         file.fail(fmt::format("tensor 'X' is {}, it must have 3 or 4 dimensions", describe(x)));
@@ -335,7 +327,7 @@ template <class Problem>
 Case case_of(std::string name, Problem read, Outcome (*run)(const Problem&, Context&)) {
     const auto problem = std::make_shared<const Problem>(std::move(read));
     return {std::move(name), [problem, run](Context& context) {
-                const std::string why = problem->common.why_skipped();
+                const std::string& why = problem->common.unknown;
                 return why.empty() ? run(*problem, context) : skipped(why);
             }};
 }
