@@ -7,35 +7,20 @@
 
 #include <headlong/headlong.hpp>
 
-namespace headlong {
+#include "bench/data.hpp"
+
+namespace headlong::bench {
 namespace {
 
 struct Shape {
     std::int64_t heads, kv_heads, dim;
 };
 
-std::vector<float> data(std::int64_t count) {
-    std::vector<float> v(static_cast<std::size_t>(count));
-    std::uint32_t x = 1;
-    for (float& e : v) {
-        x = x * 1664525U + 1013904223U;
-        e = static_cast<float>(x >> 8U) * 0x1p-23F - 1.0F;
-    }
-    return v;
-}
-
-Context context_of(Isa isa, std::size_t threads) {
-    ContextOptions options;
-    options.isa = isa;
-    options.threads = threads;
-    return Context(options);
-}
-
 void prefill(benchmark::State& state, Isa isa, Shape s) {
     const std::int64_t length = state.range(0);
     Context context = context_of(isa, static_cast<std::size_t>(state.range(1)));
-    const auto q = data(s.heads * length * s.dim);
-    const auto k = data(s.kv_heads * length * s.dim);
+    const auto q = random_floats(s.heads * length * s.dim);
+    const auto k = random_floats(s.kv_heads * length * s.dim);
     std::vector<float> out(q.size());
     AttentionOptions options;
     options.causal = true;
@@ -56,10 +41,10 @@ void decode(benchmark::State& state, Isa isa, Shape s) {
     KvCacheOptions cache_options;
     cache_options.shape = {.kv_heads = s.kv_heads, .head_dim = s.dim, .value_dim = s.dim};
     KvCache cache(cache_options);
-    const auto k = data(s.kv_heads * depth * s.dim);
+    const auto k = random_floats(s.kv_heads * depth * s.dim);
     const auto rows = InputTensor<3>::dense(k.data(), {s.kv_heads, depth, s.dim});
     cache.append(context, 0, rows, rows);
-    const auto q = data(s.heads * s.dim);
+    const auto q = random_floats(s.heads * s.dim);
     std::vector<float> out(q.size());
     const CachedQuery query{.query = InputTensor<3>::dense(q.data(), {s.heads, 1, s.dim}),
                             .cache = &cache,
@@ -97,4 +82,4 @@ const bool registered = [] {
 }();
 
 }  // namespace
-}  // namespace headlong
+}  // namespace headlong::bench

@@ -53,7 +53,13 @@ std::shared_ptr<Executor> choose_executor(const ContextOptions& options) {
 }  // namespace
 
 Context::Impl::Impl(Isa isa_, std::shared_ptr<Executor> executor_, std::pmr::memory_resource& memory_)
-    : isa(isa_), kernels(table_of(isa_)), executor(std::move(executor_)), memory(memory_), workspaces(memory_) {}
+    : Impl(table_of(isa_), isa_, std::move(executor_), memory_) {}
+
+Context::Impl::Impl(const kernels::KernelTable& table, Isa isa_, std::shared_ptr<Executor> executor_,
+                    std::pmr::memory_resource& memory_)
+    : isa(isa_), kernels(table), executor(std::move(executor_)), memory(memory_), workspaces(memory_) {}
+
+Context::Context(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 
 Context::Context(const ContextOptions& options) {
     std::pmr::memory_resource* memory = options.memory != nullptr ? options.memory : std::pmr::new_delete_resource();

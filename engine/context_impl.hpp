@@ -17,6 +17,9 @@ namespace headlong {
 class Context::Impl {
   public:
     Impl(Isa isa, std::shared_ptr<Executor> executor, std::pmr::memory_resource& memory);
+    /// With another table than the instruction set's, which must outlive the context: tests count calls.
+    Impl(const kernels::KernelTable& table, Isa isa, std::shared_ptr<Executor> executor,
+         std::pmr::memory_resource& memory);
 
     const Isa isa;
     const kernels::KernelTable& kernels;

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "engine/context_impl.hpp"
-#include "engine/element_type.hpp"
 #include "engine/kv_cache_impl.hpp"
 #include "engine/parallel.hpp"
+#include "engine/rows.hpp"
 #include "engine/validate.hpp"
 #include "kernels/half.hpp"
 
@@ -48,13 +48,6 @@ void check_options(const KvCacheOptions& options) {
 std::shared_ptr<BlockPool> pool_of(const KvCacheOptions& options) {
     check_options(options);
     return options.pool != nullptr ? options.pool : std::make_shared<BlockPool>(options.shape, options.memory);
-}
-
-kernels::Rows rows_of(const InputTensor<3>& view, std::size_t head, std::int64_t first, std::size_t count) noexcept {
-    const std::int64_t offset = static_cast<std::int64_t>(head) * view.strides[0] + first * view.strides[1];
-    return {
-        element_at(view.data, view.dtype, offset), element_type(view.dtype), view.strides[1], view.strides[2], count,
-        static_cast<std::size_t>(view.extents[2])};
 }
 
 /// Writes one element, rounded to nearest even where its type is narrower.
@@ -208,6 +201,8 @@ void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor
     const kernels::KernelTable& kernels = context.impl().kernels;
     const kernels::BlockLayout layout = pool->impl().layout();
     const std::size_t pitch = layout.pitch();
+    const InputRows key_rows = input_rows(keys);
+    const InputRows value_rows = input_rows(values);
     const auto clear_lanes = [&layout, pitch](const Block& block, std::size_t head, std::size_t panel_token,
                                               std::size_t used) {
         float* panel = block.keys(head) + panel_token * layout.head_dim;
@@ -222,12 +217,14 @@ void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor
                                   std::size_t lane, std::size_t worker) noexcept {
         const auto half = static_cast<std::size_t>(rotary->rotary_dim()) / 2;
         const bool interleaved = rotary->pairing() == RotaryPairing::interleaved;
+        const auto key_head = static_cast<std::int64_t>(head);
         float* const dense = scratch->rows + worker * kernels::kPanelTokens * layout.head_dim;
         for (std::size_t done = 0; done < count;) {
             const std::size_t rows =
                 std::min(count - done, kernels::kPanelTokens - (lane + done) % kernels::kPanelTokens);
             const std::int64_t row = from - layer.length + static_cast<std::int64_t>(done);
-            kernels.scale_rows({rows_of(keys, head, row, rows), 1.0F, dense, layout.head_dim});
+            kernels.scale_rows({key_rows.rows(key_head, row, static_cast<std::int64_t>(rows), layout.head_dim), 1.0F,
+                                dense, layout.head_dim});
             for (std::size_t i = 0; i < rows; ++i) {
                 const std::size_t place = (static_cast<std::size_t>(row - first) + i) * half;
                 kernels.rotate({dense + i * layout.head_dim, 1, layout.head_dim, half, scratch->cosine + place,
@@ -244,20 +241,23 @@ void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor
         const std::size_t block_index = first_block + task / heads;
         const auto block_begin = static_cast<std::int64_t>(block_index) * kBlock;
         const std::int64_t from = std::max(begin, block_begin);
-        const auto count = static_cast<std::size_t>(std::min(end, block_begin + kBlock) - from);
+        const std::int64_t tokens = std::min(end, block_begin + kBlock) - from;
+        const auto count = static_cast<std::size_t>(tokens);
         const auto lane = static_cast<std::size_t>(from - block_begin);
         const Block& block = layer.blocks[block_index];
+        const auto row_head = static_cast<std::int64_t>(head);
+        const std::int64_t row = from - layer.length;
         if (scratch != nullptr) {
             pack_rotated(head, from, count, block, lane, worker);
         } else {
-            kernels.pack_panels({rows_of(keys, head, from - layer.length, count), block.keys(head), lane});
+            kernels.pack_panels({key_rows.rows(row_head, row, tokens, layout.head_dim), block.keys(head), lane});
         }
         // Reads go by whole panels: of a panel begun here, the lanes behind the last token are cleared. Their weight
         // is -0, and they must be finite. (Lanes that a shortened layer left behind are finite, or marked.)
         const std::size_t begun = (lane + count) / kernels::kPanelTokens * kernels::kPanelTokens;
         if (lane <= begun && begun < lane + count) clear_lanes(block, head, begun, lane + count - begun);
         if (kernels.pack_rows(
-                {rows_of(values, head, from - layer.length, count), block.values(head) + lane * pitch, pitch})) {
+                {value_rows.rows(row_head, row, tokens, layout.value_dim), block.values(head) + lane * pitch, pitch})) {
             block.nonfinite(head) = 1;
         }
     };

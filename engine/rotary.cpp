@@ -8,8 +8,8 @@
 #include <numbers>
 
 #include "engine/context_impl.hpp"
-#include "engine/element_type.hpp"
 #include "engine/parallel.hpp"
+#include "engine/rows.hpp"
 #include "engine/validate.hpp"
 
 namespace headlong {
@@ -192,7 +192,7 @@ struct TableRow {
 void check_rows(const InputTensor<3>& rows, const OutputTensor<3>& out) {
     check_input("rows", rows);
     check_output("out", out);
-    for (std::size_t i = 0; i < 3; ++i) check_extent("out", i, out.extents[i], rows.extents[i], "that of rows");
+    check_same_extents<3>("out", out.extents, rows.extents, "that of rows");
 }
 
 void check_positions(std::span<const std::int64_t> positions, const InputTensor<3>& rows) {
@@ -214,6 +214,9 @@ void rotate_rows(Context::Impl& context, std::size_t half, RotaryPairing pairing
     const std::size_t heads_at_once = std::min(heads, std::max<std::size_t>(kScratchFloats / pitch, 1));
     const std::size_t table_floats = kernels::round_up(2 * half, kernels::kPanelTokens);
     const std::size_t region = table_floats + heads_at_once * pitch;
+    const InputRows from = input_rows(rows);
+    const OutputRows to = output_rows(out);
+    const bool interleaved = pairing == RotaryPairing::interleaved;
     const kernels::KernelTable& kernels = context.kernels;
     auto workspace = context.workspaces.lend();
     float* const scratch = workspace->workers.ensure_floats(context.executor->worker_slots() * region);
@@ -222,19 +225,18 @@ void rotate_rows(Context::Impl& context, std::size_t half, RotaryPairing pairing
         float* const own = scratch + worker * region;
         float* const dense = own + table_floats;
         const TableRow row = table(i, own);
+        const auto position = static_cast<std::int64_t>(i);
         for (std::size_t head = 0; head < heads; head += heads_at_once) {
             const std::size_t count = std::min(heads_at_once, heads - head);
             const auto first = static_cast<std::int64_t>(head);
-            const auto place = static_cast<std::int64_t>(i);
-            kernels.scale_rows({{element_at(rows.data, rows.dtype, first * rows.strides[0] + place * rows.strides[1]),
-                                 element_type(rows.dtype), rows.strides[0], rows.strides[2], count, head_dim},
-                                1.0F,
-                                dense,
-                                pitch});
-            kernels.rotate({dense, count, pitch, half, row.cosine, row.sine, pairing == RotaryPairing::interleaved});
-            kernels.store_rows({dense, pitch, count, head_dim,
-                                element_at(out.data, out.dtype, first * out.strides[0] + place * out.strides[1]),
-                                element_type(out.dtype), out.strides[0], out.strides[2]});
+            kernels.scale_rows(
+                {{from.at(first, position), from.type, from.head_stride, from.column_stride, count, head_dim},
+                 1.0F,
+                 dense,
+                 pitch});
+            kernels.rotate({dense, count, pitch, half, row.cosine, row.sine, interleaved});
+            kernels.store_rows(
+                {dense, pitch, count, head_dim, to.at(first, position), to.type, to.head_stride, to.column_stride});
         }
     };
     const std::size_t positions = size(rows.extents[1]);
@@ -308,10 +310,7 @@ void rotate(Context& context, const RotaryTable& table, const InputTensor<3>& ro
             std::span<const std::int64_t> positions, const OutputTensor<3>& out) {
     check_rows(rows, out);
     const auto check_table = [](const char* name, const InputTensor<2>& view) {
-        if (view.dtype != DType::f32) {
-            throw InvalidArgument(fmt::format("{}: elements are {}; they must be f32", name, to_string(view.dtype)));
-        }
-        check_input(name, view);
+        check_f32_input(name, view);
         if (view.extents[1] > 1 && view.strides[1] != 1) {
             throw InvalidArgument(
                 fmt::format("{}: stride 1 is {}; it must be 1 (dense in the last dimension)", name, view.strides[1]));
@@ -319,9 +318,7 @@ void rotate(Context& context, const RotaryTable& table, const InputTensor<3>& ro
     };
     check_table("cosine", table.cosine);
     check_table("sine", table.sine);
-    for (std::size_t i = 0; i < 2; ++i) {
-        check_extent("sine", i, table.sine.extents[i], table.cosine.extents[i], "that of cosine");
-    }
+    check_same_extents<2>("sine", table.sine.extents, table.cosine.extents, "that of cosine");
     const std::int64_t head_dim = rows.extents[2];
     if (head_dim < 1 || head_dim > kMaxHeadDim) {
         throw InvalidArgument(fmt::format("rows: head_dim is {}; allowed: 1 to {}", head_dim, kMaxHeadDim));

@@ -342,6 +342,152 @@ TEST_F(CommandLineTest, MalformedAttentionHasFailed) {
     }
 }
 
+/// SEMANTICS' tiny case: [1, 2, 3, 4] at position 1, in a table of two positions.
+std::vector<TensorToWrite> small_rotary() {
+    const std::vector<float> cosine{1.0F, 1.0F, 0.5403023F, 0.99995F};
+    const std::vector<float> sine{0.0F, 0.0F, 0.8414710F, 0.00999983F};
+    return {tensor_to_write("X", "F32", {1, 1, 1, 4}, std::vector<float>{1, 2, 3, 4}),
+            tensor_to_write("cos_cache", "F32", {2, 2}, cosine), tensor_to_write("sin_cache", "F32", {2, 2}, sine),
+            tensor_to_write("position_ids", "I64", {1, 1}, std::vector<std::int64_t>{1}),
+            tensor_to_write("Y", "F32", {1, 1, 1, 4}, std::vector<float>{-1.984111F, 1.959901F, 2.462378F, 4.0198F})};
+}
+
+const std::map<std::string, std::string> kRotary{{"name", "turn"},
+                                                 {"op", "RotaryEmbedding"},
+                                                 {"opset", "23"},
+                                                 {"inputs", "X,cos_cache,sin_cache,position_ids"},
+                                                 {"outputs", "Y"}};
+
+TEST_F(CommandLineTest, RowOperatorsReadEveryFloatType) {
+    const std::string path = "'" + case_path() + "'";
+    std::vector<TensorToWrite> tensors = small_rotary();
+    const auto rewrite = [&](const char* name, const char* type, const auto& values) {
+        const auto same = std::ranges::find(tensors, name, &TensorToWrite::name);
+        *same = tensor_to_write(name, type, same->shape, values);
+        write_safetensors(case_path(), tensors, kRotary);
+    };
+    write_safetensors(case_path(), tensors, kRotary);
+    EXPECT_EQ(verify("--isa all " + path, 0)["passed"], available_isas().size());
+    rewrite("X", "F64", std::vector<double>{1, 2, 3, 4});
+    EXPECT_EQ(verify(path, 0)["passed"], 1);
+    rewrite("X", "BF16", std::vector<std::uint16_t>{0x3F80, 0x4000, 0x4040, 0x4080});
+    EXPECT_EQ(verify(path, 0)["passed"], 1);
+    rewrite("X", "F16", std::vector<std::uint16_t>{0x3C00, 0x4000, 0x4200, 0x4400});
+    EXPECT_EQ(verify(path, 0)["passed"], 1);
+    // -1.984111, 1.959901, 2.462378 and 4.0198 rounded to float16
+    rewrite("Y", "F16", std::vector<std::uint16_t>{0xBFF0, 0x3FD7, 0x40ED, 0x4405});
+    const json report = verify(path, 0);
+    EXPECT_EQ(report["passed"], 1);
+    EXPECT_EQ(report["cases"][0]["max_abs_err"], 0.0) << "rounded once";
+    rewrite("Y", "F64", std::vector<double>{-1.984111, 1.959901, 2.462378, 4.1});
+    EXPECT_TRUE(holds(why_it_failed(path), "Y[0, 0, 0, 3] is 4.019"));
+
+    // nothing to compute, whatever the other extents are
+    const std::vector<float> none;
+    write_safetensors(
+        case_path(),
+        {tensor_to_write("X", "F32", {std::int64_t{1} << 40, 0, 3, 4}, none),
+         tensor_to_write("cos_cache", "F32", {2, 2}, ones(4)), tensor_to_write("sin_cache", "F32", {2, 2}, ones(4)),
+         tensor_to_write("Y", "F32", {std::int64_t{1} << 40, 0, 3, 4}, none)},
+        {{"op", "RotaryEmbedding"}, {"inputs", "X,cos_cache,sin_cache"}});
+    EXPECT_TRUE(holds(why_it_failed(path), "tensor 'cos_cache' is F32[2, 2], its shape must be [1099511627776, 3, 2]"));
+    const std::vector<std::int64_t> empty{0, std::int64_t{1} << 40, std::int64_t{1} << 40};
+    write_safetensors(case_path(),
+                      {tensor_to_write("X", "F32", empty, none), tensor_to_write("scale", "F32", {empty[2]}, none),
+                       tensor_to_write("Y", "F32", empty, none)},
+                      {{"op", "RMSNormalization"}});
+    EXPECT_EQ(verify(path, 1)["failed"], 1) << "the scale has elements";
+    write_safetensors(case_path(),
+                      {tensor_to_write("X", "F32", {4, 0}, none), tensor_to_write("scale", "F32", {0}, none),
+                       tensor_to_write("Y", "F32", {4, 0}, none)},
+                      {{"op", "RMSNormalization"}});
+    EXPECT_EQ(verify(path, 0)["passed"], 1);
+}
+
+TEST_F(CommandLineTest, MalformedRowOperatorsHaveFailed) {
+    struct Change {
+        TensorToWrite tensor;  // replaces the one of its name, or is added
+        std::map<std::string, std::string> metadata;
+        std::string why;
+    };
+    const TensorToWrite none{};
+    const auto check = [&](const std::vector<TensorToWrite>& good, const std::map<std::string, std::string>& metadata,
+                           const std::vector<Change>& changes, bool skipped) {
+        for (const Change& change : changes) {
+            SCOPED_TRACE(change.why);
+            std::vector<TensorToWrite> tensors = good;
+            if (!change.tensor.name.empty()) {
+                const auto same = std::ranges::find(tensors, change.tensor.name, &TensorToWrite::name);
+                same == tensors.end() ? tensors.push_back(change.tensor) : void(*same = change.tensor);
+            }
+            std::map<std::string, std::string> changed = metadata;
+            for (const auto& [key, value] : change.metadata) changed[key] = value;
+            write_safetensors(case_path(), tensors, changed);
+            if (skipped) {
+                EXPECT_EQ(verify("'" + case_path() + "'", 0)["cases"][0]["why"], change.why);
+            } else {
+                const std::string why = why_it_failed("'" + case_path() + "'");
+                EXPECT_TRUE(holds(why, change.why)) << why;
+            }
+        }
+    };
+    const auto position = [](std::int64_t p) {
+        return tensor_to_write("position_ids", "I64", {1, 1}, std::vector<std::int64_t>{p});
+    };
+    check(small_rotary(), kRotary,
+          {
+              {position(2), {}, "positions[0] is 2; the table has 2 rows"},
+              {position(-1), {}, "positions[0] is -1"},
+              {tensor_to_write("position_ids", "I64", {1}, std::vector<std::int64_t>{1}), {}, "'position_ids' is I64"},
+              {tensor_to_write("X", "F32", {1, 4}, ones(4)), {}, "it must have 3 or 4 dimensions"},
+              {tensor_to_write("X", "F32", {1, 1, 4}, ones(4)), {}, "'num_heads' is missing"},
+              {tensor_to_write("X", "F32", {1, 1, 4}, ones(4)), {{"attr.num_heads", "3"}}, "'num_heads' is 3"},
+              {tensor_to_write("X", "F32", {1, 1, 4}, ones(4)), {{"attr.num_heads", "0"}}, "'num_heads' is 0"},
+              {tensor_to_write("X", "I32", {1, 1, 1, 4}, ones(4)), {}, "tensor 'X' is I32"},
+              {tensor_to_write("Y", "F32", {1, 1, 4}, ones(4)), {}, "tensor 'Y' is F32[1, 1, 4]"},
+              {tensor_to_write("cos_cache", "F32", {2, 1}, ones(2)), {}, "its shape must be [2, 1]"},
+              {tensor_to_write("sin_cache", "F32", {1, 2}, ones(2)), {}, "tensor 'sin_cache'"},
+              {none, {{"attr.rotary_embedding_dim", "6"}}, "'rotary_embedding_dim' is 6"},
+              {none, {{"attr.rotary_embedding_dim", "3"}}, "'rotary_embedding_dim' is 3"},
+              {none, {{"attr.rotary_embedding_dim", "2"}}, "tensor 'cos_cache' is F32[2, 2]"},
+              {none, {{"attr.interleaved", "2"}}, "'interleaved' is 2"},
+          },
+          false);
+    check(small_rotary(), kRotary,
+          {
+              {none, {{"attr.shiny", "1"}}, "needs attribute 'shiny' of RotaryEmbedding"},
+              {none, {{"domain", "com.microsoft"}}, "needs domain 'com.microsoft' of RotaryEmbedding"},
+              {none, {{"opset", "99"}}, "needs opset '99' of RotaryEmbedding"},
+              {tensor_to_write("Z", "F32", {1}, ones(1)), {}, "needs tensor 'Z' of RotaryEmbedding"},
+          },
+          true);
+
+    const std::vector<TensorToWrite> norm{tensor_to_write("X", "F32", {2, 3}, ones(6)),
+                                          tensor_to_write("scale", "F32", {3}, ones(3)),
+                                          tensor_to_write("Y", "F32", {2, 3}, ones(6))};
+    const std::map<std::string, std::string> rms{{"op", "RMSNormalization"}, {"attr.epsilon", "0"}};
+    write_safetensors(case_path(), norm, rms);
+    EXPECT_EQ(verify("'" + case_path() + "'", 0)["passed"], 1);
+    check(norm, rms,
+          {
+              {none, {{"attr.axis", "2"}}, "'axis' is 2, -2 to 1 are allowed"},
+              {none, {{"attr.axis", "-3"}}, "'axis' is -3"},
+              {none, {{"attr.epsilon", "-1"}}, "'epsilon' is -1"},
+              {tensor_to_write("Y", "F32", {3, 2}, ones(6)), {}, "tensor 'Y'"},
+          },
+          false);
+    check(norm, rms,
+          {{tensor_to_write("scale", "F32", {1}, ones(1)), {}, "needs broadcast 'scale' of RMSNormalization"}}, true);
+
+    const std::vector<TensorToWrite> gates{tensor_to_write("A", "F32", {2}, std::vector<float>{0, 0}),
+                                           tensor_to_write("B", "F32", {2}, ones(2)),
+                                           tensor_to_write("Y", "F32", {2}, std::vector<float>{0, 0})};
+    write_safetensors(case_path(), gates, {{"op", "SwiGLU"}});
+    EXPECT_EQ(verify("'" + case_path() + "'", 0)["passed"], 1);
+    check(gates, {{"op", "SwiGLU"}}, {{tensor_to_write("B", "F32", {1}, ones(1)), {}, "tensor 'B' is F32[1]"}}, false);
+    check(gates, {{"op", "SwiGLU"}}, {{none, {{"attr.alpha", "2"}}, "needs alpha '2' of SwiGLU"}}, true);
+}
+
 TEST_F(CommandLineTest, WhatIsNotKnownIsSkippedByName) {
     const auto why = [&](const std::vector<TensorToWrite>& tensors, const std::map<std::string, std::string>& changes) {
         std::map<std::string, std::string> metadata = kAttention;
@@ -373,7 +519,7 @@ TEST_F(CommandLineTest, SharedCasesPassOrAreSkippedByName) {
         EXPECT_EQ(report["failed"], 0) << folder;
         // what this version has passes; a case may be skipped only by the name of what is missing
         const std::map<std::string, std::size_t> passed{
-            {"multi_head", 8}, {"onnx_attention", 13}, {"attention_edges", 10}, {"onnx_ops", 0}};
+            {"multi_head", 8}, {"onnx_attention", 52}, {"attention_edges", 20}, {"onnx_ops", 29}};
         EXPECT_EQ(report["passed"].get<std::size_t>(), passed.at(folder) * available_isas().size()) << folder;
         for (const json& each : report["cases"]) {
             if (each["status"] == "skipped") {

@@ -303,6 +303,7 @@ TEST_F(DecoderFolderTest, BrokenConfigsAreNamed) {
     expect_config_refused("intermediate_size", std::numeric_limits<std::uint64_t>::max(), bad, "intermediate_size");
     expect_config_refused("num_key_value_heads", 3, bad, "num_key_value_heads: is 3");
     expect_config_refused("head_dim", 5, bad, "head_dim: is 5");
+    expect_config_refused("head_dim", (1 << 20) + 2, bad, "head_dim: is 1048578; it must be at most 1048576");
     expect_config_refused("rms_norm_eps", -1.0, bad, "rms_norm_eps: is -1");
     expect_config_refused("rms_norm_eps", 1e-60, bad, "rms_norm_eps: is 1e-60");
     expect_config_refused("rms_norm_eps", 1e300, bad, "rms_norm_eps: is 1e+300");
@@ -458,6 +459,10 @@ TEST_F(DecoderFolderTest, BadCallsLeaveTheCache) {
     other.layers = 1;
     KvCache wrong(other);
     EXPECT_THROW(model.forward(context_, tokens, wrong, {}), InvalidArgument);
+    other = model.cache_options();
+    other.rotary.emplace(RotaryOptions{.head_dim = 6});
+    KvCache rotates(other);
+    EXPECT_THROW(model.forward(context_, tokens, rotates, {}), InvalidArgument) << "keys would be rotated twice";
     EXPECT_EQ(cache.length(), 3);
     KvCache half = cache_for(model);  // a step that a caller left half done
     const std::vector<float> rows(2 * 6);

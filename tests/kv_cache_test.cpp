@@ -9,6 +9,8 @@
 
 #include <headlong/headlong.hpp>
 
+#include "engine/reference/tensor.hpp"
+#include "kernels/half.hpp"
 #include "tests/support/buffers.hpp"
 #include "tests/support/compare.hpp"
 #include "tests/support/counting_resource.hpp"
@@ -103,6 +105,62 @@ TEST(KvCacheTest, GivesBackTheBitsThatWereAppended) {
                 expect_holds(cache, layer, models[layer], 0, 459, random);
                 expect_holds(cache, layer, models[layer], 61, 70, random);
                 expect_holds(cache, layer, models[layer], 459, 0, random);
+            }
+        }
+    }
+}
+
+TEST(KvCacheTest, RowsOf16BitsAreWidenedAndRoundedOnce) {
+    const auto narrow = [](DType type, float x) {
+        return type == DType::f16 ? kernels::narrow_f16(x) : kernels::narrow_bf16(x);
+    };
+    HEADLONG_FOR_EACH_ISA(isa) {
+        const auto context = make_context(isa, 2);
+        for (const KvShape& shape : {kShape, KvShape{.kv_heads = 2, .head_dim = 64, .value_dim = 48}}) {
+            const std::int64_t n = 150;
+            for (const DType key_type : {DType::f16, DType::bf16}) {
+                Random random(seed_or(28));
+                HEADLONG_TRACE_SEED(random);
+                const DType value_type = key_type == DType::f16 ? DType::bf16 : DType::f16;
+                std::vector<std::uint16_t> keys(static_cast<std::size_t>(shape.kv_heads * n * shape.head_dim));
+                std::vector<std::uint16_t> values(static_cast<std::size_t>(shape.kv_heads * n * shape.value_dim));
+                for (std::uint16_t& x : keys) x = narrow(key_type, random.normal_f32());
+                for (std::uint16_t& x : values) x = narrow(value_type, random.normal_f32());
+                keys[0] = 0x8001;  // denormal
+                values[0] = 0x8000;
+                KvCache cache(options_of(shape));
+                cache.append(*context, 0,
+                             InputTensor<3>::dense(keys.data(), key_type, {shape.kv_heads, n, shape.head_dim}),
+                             InputTensor<3>::dense(values.data(), value_type, {shape.kv_heads, n, shape.value_dim}));
+                const GuardedTensor<3> wide_keys({shape.kv_heads, n, shape.head_dim});
+                const auto wide_values = GuardedTensor<3>::random({shape.kv_heads, n, shape.value_dim}, random);
+                cache.read_back(0, 0, wide_keys.output(), wide_values.output());
+                EXPECT_TRUE(wide_values.written_exactly());
+                const auto want_key =
+                    reference::widen(InputTensor<3>::dense(keys.data(), key_type, {shape.kv_heads, n, shape.head_dim}));
+                const auto want_value = reference::widen(
+                    InputTensor<3>::dense(values.data(), value_type, {shape.kv_heads, n, shape.value_dim}));
+                EXPECT_TRUE(within(wide_keys.dense(), want_key, 0.0));
+                EXPECT_TRUE(within(wide_values.dense(), want_value, 0.0));
+
+                // as they came, and each in the other type
+                for (const DType to : {DType::f16, DType::bf16}) {
+                    std::vector<std::uint16_t> keys_back(keys.size() + 1, 0xABCD);
+                    std::vector<std::uint16_t> values_back(values.size() + 1, 0xABCD);
+                    cache.read_back(
+                        0, 0, OutputTensor<3>::dense(keys_back.data(), to, {shape.kv_heads, n, shape.head_dim}),
+                        OutputTensor<3>::dense(values_back.data(), to, {shape.kv_heads, n, shape.value_dim}));
+                    for (std::size_t i = 0; i < keys.size(); ++i) {
+                        const auto x = static_cast<float>(want_key.values[i]);
+                        ASSERT_EQ(keys_back[i], to == key_type ? keys[i] : narrow(to, x)) << i;
+                    }
+                    for (std::size_t i = 0; i < values.size(); ++i) {
+                        const auto x = static_cast<float>(want_value.values[i]);
+                        ASSERT_EQ(values_back[i], to == value_type ? values[i] : narrow(to, x)) << i;
+                    }
+                    EXPECT_EQ(keys_back.back(), 0xABCD);
+                    EXPECT_EQ(values_back.back(), 0xABCD);
+                }
             }
         }
     }
@@ -347,8 +405,8 @@ TEST(KvCacheTest, BadArgumentsAreNamed) {
     wrong.data = nullptr;
     refused([&] { cache.append(context, 0, wrong, values); }, ErrorCode::invalid_argument, "keys: data is null");
     wrong = keys;
-    wrong.dtype = DType::f16;
-    refused([&] { cache.append(context, 0, wrong, values); }, ErrorCode::unsupported, "keys: elements of type f16");
+    wrong.dtype = static_cast<DType>(3);
+    refused([&] { cache.append(context, 0, wrong, values); }, ErrorCode::invalid_argument, "keys: dtype is 3");
     wrong = keys;
     wrong.strides[1] = std::numeric_limits<std::int64_t>::max() / 2;
     refused([&] { cache.append(context, 0, wrong, values); }, ErrorCode::invalid_argument, "64-bit");

@@ -221,9 +221,9 @@ TEST(MultiHeadAttentionTest, AFailedStepLeavesTheCache) {
     stopped.stop = source.get_token();
     EXPECT_THROW(step(1, stopped), Cancelled);
     EXPECT_EQ(cache.length(), 8);
-    AttentionOptions unbuilt;
-    unbuilt.softcap = 3.0F;
-    EXPECT_THROW(step(1, unbuilt), Unsupported);
+    AttentionOptions nonsense;
+    nonsense.softcap = -3.0F;
+    EXPECT_THROW(step(1, nonsense), InvalidArgument);
     EXPECT_EQ(cache.length(), 8);
     step(2);
     EXPECT_EQ(cache.length(), 10);

@@ -641,6 +641,42 @@ TEST(RotaryTest, AppendingKeysOfHalvesOfFloats) {
     }
 }
 
+// Of a cache that rotates, attend() turns the queries, each at its position: what rotate() before both would give.
+TEST(RotaryTest, AttendingRotatesTheQueries) {
+    Random random(seed_or(81));
+    HEADLONG_TRACE_SEED(random);
+    HEADLONG_FOR_EACH_ISA(isa) {
+        const auto context = make_context(isa, 2);
+        for (const RotaryPairing pairing : kPairings) {
+            RotaryOptions options = every_scaling(24, 14)[4];
+            options.pairing = pairing;
+            const Rotary rotary(options);
+            KvCache fused(cache_options({.kv_heads = 2, .head_dim = 24, .value_dim = 9}, rotary));
+            KvCache plain(cache_options({.kv_heads = 2, .head_dim = 24, .value_dim = 9}, {}));
+            for (const std::int64_t n : {1, 37, 1, 600}) {
+                const std::int64_t first = plain.length();
+                const GuardedTensor<3> query({6, n, 24});
+                const GuardedTensor<3> keys({2, n, 24});
+                const GuardedTensor<3> values({2, n, 9});
+                for (const auto* tensor : {&query, &keys, &values}) tensor->fill_normal(random);
+                fused.append(*context, 0, keys.input(), values.input());
+                const GuardedTensor<3> turned_keys({2, n, 24});
+                const GuardedTensor<3> turned_query({6, n, 24});
+                rotate(*context, rotary, keys.input(), first, turned_keys.output());
+                rotate(*context, rotary, query.input(), first, turned_query.output());
+                plain.append(*context, 0, turned_keys.input(), values.input());
+                const GuardedTensor<3> got({6, n, 9});
+                const GuardedTensor<3> want({6, n, 9});
+                CachedQuery call{.query = query.input(), .cache = &fused, .layer = 0, .output = got.output()};
+                attend(*context, std::span(&call, 1));
+                call = {.query = turned_query.input(), .cache = &plain, .layer = 0, .output = want.output()};
+                attend(*context, std::span(&call, 1));
+                EXPECT_TRUE(same_bits(got.dense(), want.dense())) << n;
+            }
+        }
+    }
+}
+
 TEST(RotaryTest, AnAppendThatRunsOutOfMemoryChangesNothing) {
     Random random(79);
     const std::vector<float> data = normal_floats(2 * 5000 * 6, random);

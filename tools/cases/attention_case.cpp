@@ -17,7 +17,6 @@
 #include <headlong/error.hpp>
 #include <headlong/kv_cache.hpp>
 
-#include "tools/cases/features.hpp"
 #include "tools/cases/timing.hpp"
 
 namespace headlong::tools {
@@ -34,6 +33,17 @@ struct Operand {
     Operand() = default;
     explicit Operand(const FileTensor& tensor)
         : type(tensor.type), shape(tensor.shape), bytes(tensor.bytes.begin(), tensor.bytes.end()) {}
+
+    /// Rounded to float where the elements are double, which the engine does not compute in.
+    static Operand narrowed(const FileTensor& tensor) {
+        if (tensor.type != FileType::f64) return Operand(tensor);
+        Operand operand;
+        operand.shape = tensor.shape;
+        const std::vector<float> floats = to_floats(tensor);
+        operand.bytes.resize(floats.size() * sizeof(float));
+        if (!floats.empty()) std::memcpy(operand.bytes.data(), floats.data(), operand.bytes.size());
+        return operand;
+    }
 
     std::vector<double> doubles() const {
         return to_doubles({.name = "", .type = type, .shape = shape, .bytes = bytes});
@@ -66,10 +76,10 @@ struct Problem {
     std::vector<float> sinks;
 
     Operand output;  // as it must be
-    std::optional<Operand> lse, present_key, present_value;
-    Tolerance output_tolerance, lse_tolerance;
+    std::optional<Operand> lse, present_key, present_value, scores;
+    Tolerance output_tolerance, lse_tolerance, scores_tolerance;
+    ScoreStage scores_stage = ScoreStage::scaled;
 
-    std::set<Feature> needed;
     std::string unknown;  // what the file asks for and this operator, as it is known here, does not have
 
     std::int64_t kv_len() const noexcept { return past_len + new_len; }
@@ -126,25 +136,18 @@ class ProblemReader {
         p_.unknown += fmt::format("{}{} '{}' of Attention", p_.unknown.empty() ? "needs " : ", ", kind, one_line(name));
     }
 
-    /// A tensor of floats; notes the feature that its type needs.
     Operand floats(const FileTensor& tensor) {
         switch (tensor.type) {
             case FileType::f32:
-                break;
             case FileType::f16:
-                p_.needed.insert(Feature::f16);
-                break;
             case FileType::bf16:
-                p_.needed.insert(Feature::bf16);
-                break;
             case FileType::f64:
-                p_.needed.insert(Feature::f64);
                 break;
             default:
                 file_.fail(fmt::format("tensor '{}' is {}, its type must be F32, F16, BF16 or F64",
                                        one_line(tensor.name), describe(tensor)));
         }
-        return Operand(tensor);
+        return Operand::narrowed(tensor);
     }
 
     Operand floats(const char* name) { return floats(file_.at(name)); }
@@ -219,8 +222,6 @@ class ProblemReader {
         p_.softcap = static_cast<float>(file_.number("attr.softcap").value_or(0.0));
         if (p_.softcap < 0.0F)
             file_.fail(fmt::format("attribute 'softcap' is {}, it must not be negative", p_.softcap));
-        if (p_.window_left >= 0 || p_.window_right >= 0) p_.needed.insert(Feature::window);
-        if (p_.softcap > 0.0F) p_.needed.insert(Feature::softcap);
         attribute("softmax_precision", 0, 1);  // scores and weights are float32 or better whatever it says
     }
 
@@ -242,7 +243,6 @@ class ProblemReader {
             }
         }
         if (const FileTensor* const lengths = file_.find("nonpad_kv_seqlen")) {
-            p_.needed.insert(Feature::kv_lengths);
             if (p_.past_key) file_.fail("'nonpad_kv_seqlen' and 'past_key' must not be given together");
             file_.expect_shape(*lengths, {p_.batch});
             if (lengths->type != FileType::i64) {
@@ -257,7 +257,6 @@ class ProblemReader {
             }
         }
         if (const FileTensor* const sinks = file_.find("sinks")) {
-            p_.needed.insert(Feature::sink_logits);
             file_.expect_shape(*sinks, {p_.heads});
             p_.sinks = to_floats(*sinks);
         }
@@ -267,7 +266,6 @@ class ProblemReader {
     void read_mask() {
         const FileTensor* const mask = file_.find("attn_mask");
         if (mask == nullptr) return;
-        p_.needed.insert(Feature::mask);
         p_.mask = mask->type == FileType::boolean ? Operand(*mask) : floats(*mask);
         const std::array scores{p_.batch, p_.heads, p_.q_len, p_.kv_len()};
         const std::size_t rank = mask->shape.size();
@@ -309,8 +307,14 @@ class ProblemReader {
             file_.expect_shape(*present, {p_.batch, p_.kv_heads, p_.kv_len(), p_.value_dim});
             p_.present_value = floats(*present);
         }
-        if (file_.find("qk_matmul_output") != nullptr) p_.needed.insert(Feature::qk_matmul_output);
-        attribute("qk_matmul_output_mode", 0, 0);
+        const std::int64_t mode = attribute("qk_matmul_output_mode", 0, 0);
+        if (mode > 3) file_.fail(fmt::format("attribute 'qk_matmul_output_mode' is {}, 0 to 3 are allowed", mode));
+        p_.scores_stage = static_cast<ScoreStage>(mode);  // in ONNX's order
+        if (const FileTensor* const scores = file_.find("qk_matmul_output")) {
+            file_.expect_shape(*scores, {p_.batch, p_.heads, p_.q_len, p_.kv_len()});
+            p_.scores = floats(*scores);
+            p_.scores_tolerance = file_.tolerance(*scores);
+        }
     }
 
     const CaseFile& file_;
@@ -487,18 +491,40 @@ AttentionOptions options_of(const Problem& p) {
     return options;
 }
 
-/// Where a computation writes; filled with what no result is.
+/// The same for one sequence of the batch.
+AttentionOptions options_of_sequence(const Problem& p, std::int64_t b) {
+    AttentionOptions options = options_of(p);
+    if (!options.kv_lengths.empty()) options.kv_lengths = options.kv_lengths.subspan(static_cast<std::size_t>(b), 1);
+    if (options.mask && options.mask->rank == 4 && options.mask->extents[0] != 1) {
+        const std::size_t element = options.mask->type == AttentionMask::Type::boolean ? 1 : size_of(p.mask->type);
+        options.mask->data = static_cast<const std::byte*>(options.mask->data) +
+                             static_cast<std::size_t>(b * options.mask->strides[0]) * element;
+        options.mask->extents[0] = 1;
+    }
+    return options;
+}
+
+/// An operand like this one, filled with what no result is: 3.4e38, and a NaN in 16 bits.
+Operand unwritten(const Operand& like) {
+    Operand operand;
+    operand.type = like.type;
+    operand.shape = like.shape;
+    operand.bytes.assign(like.bytes.size(), std::byte{0x7f});
+    return operand;
+}
+
+/// Where a computation writes.
 struct Results {
-    Operand output;
+    Operand output, scores;
     std::vector<float> lse;
 
     explicit Results(const Problem& p)
         : lse(p.lse ? static_cast<std::size_t>(p.batch * p.heads * p.q_len) : 0,
               std::numeric_limits<float>::quiet_NaN()) {
-        output.type = p.output.type;
-        output.shape = p.output.shape;
-        output.bytes.assign(p.output.bytes.size(), std::byte{0x7f});  // 3.4e38, and a NaN in 16 bits
+        output = unwritten(p.output);
+        if (p.scores) scores = unwritten(*p.scores);
     }
+    OutputTensor<4> scores4() { return view4<OutputTensor<4>>(scores.bytes.data(), scores, false, 0); }
     OutputTensor<4> output4(const Problem& p) {
         return view4<OutputTensor<4>>(output.bytes.data(), output, p.three_dimensional, p.heads);
     }
@@ -514,6 +540,10 @@ void compare(const Problem& p, const std::vector<std::int64_t>& visible, const s
     if (p.lse) {
         const std::vector<double> lse(results.lse.begin(), results.lse.end());
         comparison.compare("lse", path, p.lse->shape, lse, p.lse->doubles(), p.lse_tolerance);
+    }
+    if (p.scores) {
+        comparison.compare("qk_matmul_output", path, p.scores->shape, results.scores.doubles(), p.scores->doubles(),
+                           p.scores_tolerance);
     }
     for (std::size_t row = 0; row < visible.size(); ++row) {  // [batch, heads, q_len]
         if (visible[row] != 0) continue;
@@ -551,6 +581,7 @@ void run_plain(const Problem& p, const std::vector<std::int64_t>& visible, Conte
     Results results(p);
     const auto run = [&] { attend(context, query, key, value, options, results.output4(p), results.lse3(p)); };
     run();
+    if (p.scores) attention_scores(context, query, key, options, p.scores_stage, results.scores4());
     compare(p, visible, "plain call", results, comparison);
 
     timing.seconds = median_seconds(run);
@@ -588,6 +619,10 @@ void run_cached(const Problem& p, const std::vector<std::int64_t>& visible, Cont
         queries.push_back(each);
     }
     attend(context, queries, options_of(p));
+    for (std::int64_t b = 0; p.scores && b < p.batch; ++b) {
+        attention_scores(context, sequence(query, b), caches[static_cast<std::size_t>(b)], 0, options_of_sequence(p, b),
+                         p.scores_stage, sequence(results.scores4(), b));
+    }
     compare(p, visible, "through a cache", results, comparison);
 
     std::vector<float> keys(static_cast<std::size_t>(p.batch * p.kv_heads * p.kv_len() * p.head_dim));
@@ -627,10 +662,7 @@ Outcome run(const Problem& p, Context& context) {
 Case attention_case(std::string name, const CaseFile& file) {
     const auto problem = std::make_shared<const Problem>(ProblemReader(file).read());
     return {std::move(name), [problem](Context& context) {
-                std::string why = problem->unknown;
-                const std::string not_built = missing(problem->needed);
-                if (!not_built.empty()) why = why.empty() ? not_built : why + "; " + not_built;
-                return why.empty() ? run(*problem, context) : skipped(why);
+                return problem->unknown.empty() ? run(*problem, context) : skipped(problem->unknown);
             }};
 }
 

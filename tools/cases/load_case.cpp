@@ -17,6 +17,7 @@
 #include "tools/cases/case_file.hpp"
 #include "tools/cases/model_case.hpp"
 #include "tools/cases/multi_head_case.hpp"
+#include "tools/cases/row_ops_case.hpp"
 
 namespace headlong::tools {
 namespace {
@@ -29,8 +30,8 @@ struct Op {
 };
 
 constexpr std::array kOps{
-    Op{"Attention", attention_case},
-    Op{"MultiHead", multi_head_case},
+    Op{"Attention", attention_case},    Op{"MultiHead", multi_head_case}, Op{"RMSNormalization", rms_norm_case},
+    Op{"RotaryEmbedding", rotary_case}, Op{"SwiGLU", swiglu_case},
 };
 
 std::string file_name(const fs::path& path) {

@@ -15,7 +15,6 @@
 #include <headlong/kv_cache.hpp>
 #include <headlong/multi_head_attention.hpp>
 
-#include "tools/cases/features.hpp"
 #include "tools/cases/timing.hpp"
 
 namespace headlong::tools {
@@ -28,26 +27,19 @@ struct Problem {
     std::vector<float> x, query, key, value, output;
     std::vector<double> y;
     Tolerance tolerance;
-    std::set<Feature> needed;
 };
 
-/// Reads a matrix of floats.
-std::vector<float> matrix(const CaseFile& file, const char* name, std::set<Feature>& needed) {
+/// Reads a matrix of floats. The layer computes in f32: f64 is rounded.
+std::vector<float> matrix(const CaseFile& file, const char* name) {
     const FileTensor& tensor = file.at(name);
     if (tensor.shape.size() != 2) {
         file.fail(fmt::format("tensor '{}' is {}, it must have 2 dimensions", name, describe(tensor)));
     }
     switch (tensor.type) {
         case FileType::f32:
-            break;
         case FileType::f16:
-            needed.insert(Feature::f16);
-            break;
         case FileType::bf16:
-            needed.insert(Feature::bf16);
-            break;
         case FileType::f64:
-            needed.insert(Feature::f64);
             break;
         default:
             file.fail(fmt::format("tensor '{}' is {}, its type must be F32, F16, BF16 or F64", name, describe(tensor)));
@@ -67,12 +59,12 @@ Problem read(const CaseFile& file) {
     p.heads = positive(file, "heads", 1);
     p.kv_heads = positive(file, "kv_heads", p.heads);
     p.causal = file.integer("causal").value_or(0) != 0;
-    p.x = matrix(file, "x", p.needed);
-    p.query = matrix(file, "Wq", p.needed);
-    p.key = matrix(file, "Wk", p.needed);
-    p.value = matrix(file, "Wv", p.needed);
-    p.output = matrix(file, "Wo", p.needed);
-    matrix(file, "y", p.needed);
+    p.x = matrix(file, "x");
+    p.query = matrix(file, "Wq");
+    p.key = matrix(file, "Wk");
+    p.value = matrix(file, "Wv");
+    p.output = matrix(file, "Wo");
+    matrix(file, "y");
     p.length = file.at("x").shape[0];
     p.d_model = file.at("x").shape[1];
     const std::int64_t query_width = file.at("Wq").shape[1];
@@ -194,10 +186,7 @@ Outcome run(const Problem& p, Context& context) {
 
 Case multi_head_case(std::string name, const CaseFile& file) {
     const auto problem = std::make_shared<const Problem>(read(file));
-    return {std::move(name), [problem](Context& context) {
-                const std::string why = missing(problem->needed);
-                return why.empty() ? run(*problem, context) : skipped(why);
-            }};
+    return {std::move(name), [problem](Context& context) { return run(*problem, context); }};
 }
 
 }  // namespace headlong::tools
