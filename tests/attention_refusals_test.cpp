@@ -121,9 +121,17 @@ class AttentionRefusalsTest : public testing::Test {
         for (const std::string& word : words) {
             EXPECT_NE(message.find(word), std::string::npos) << "'" << word << "' is not in: " << message;
         }
-        EXPECT_TRUE(output_.untouched());
-        EXPECT_TRUE(lse_.untouched());
-        EXPECT_TRUE(scores_.untouched());
+        expect_untouched(output_);
+        expect_untouched(lse_);
+        expect_untouched(scores_);
+    }
+
+    /// And makes it so, for the next call.
+    template <std::size_t Rank>
+    static void expect_untouched(const AnyTensor<Rank>& tensor) {
+        EXPECT_TRUE(tensor.untouched());
+        for_each_index<Rank>(tensor.extents(),
+                             [&](const Extents<Rank>& i) { tensor.set_bits(i, canary_of(tensor.element())); });
     }
 
     /// An option that no function may take.
@@ -254,6 +262,7 @@ TEST_F(AttentionRefusalsTest, KvLengths) {
             "scores", [&] { scores(); }, words);
     }
     lengths_.assign(2, 1);
+    options_.kv_lengths = lengths_;
     refused_with_one_sequence({"kv_lengths", "2", "1"});
     for (const std::int64_t bad : {std::int64_t{-1}, std::int64_t{6}, kHuge}) {
         lengths_ = {1, bad};
@@ -322,7 +331,7 @@ TEST_F(AttentionRefusalsTest, Masks) {
     options_.mask->strides[0] = std::numeric_limits<std::int64_t>::min();
     refused_everywhere({"mask"});
 
-    for (const std::int64_t last : {std::int64_t{1}, kQ - 1, kQ + 1, kKv}) {
+    for (const std::int64_t last : {kQ - 1, kQ + 1, kKv}) {
         set_option_mask(Type::boolean, {kQ, last});
         options_.mask->keys = AttentionMask::Keys::last_q;
         const Words words{"mask", std::to_string(last), "3"};
@@ -504,10 +513,8 @@ TEST_F(AttentionRefusalsTest, SharedPrefix) {
         AttentionMask::dense(mask_memory_.data(), AttentionMask::Type::boolean, std::vector<std::int64_t>{kQ, kKv});
     refused("own mask of all keys", call, {"mask", "last_q"});
     cached_[1].mask.reset();
-    for (const DType type : {DType::f16, DType::bf16, static_cast<DType>(7)}) {
-        cached_[1].output.dtype = type;
-        refused("output type", call, {"output", "f32"});
-    }
+    cached_[1].output.dtype = static_cast<DType>(7);
+    refused("output type", call, {"output", "7"});
     cached_[1].output.dtype = DType::f32;
     cached_[1].layer = 1;
     refused("layers", call, {"layer", "1", "0"});

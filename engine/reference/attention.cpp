@@ -136,7 +136,7 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
         for (std::int64_t h = 0; h < shape.heads; ++h) {
             const std::int64_t g = h / (shape.heads / shape.kv_heads);
             for (std::int64_t i = 0; i < shape.q_len; ++i) {
-                // an offset may be anything; this far out a position sees all or nothing
+                // offsets and windows may be anything; this far out a position sees all or nothing
                 constexpr std::int64_t kFar = std::int64_t{1} << 61;
                 const std::int64_t p = i + std::clamp(offset, -kFar, kFar);
                 const double* q = query.values.data() + query.place(b, h, i, 0);
@@ -151,8 +151,8 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
                     const auto slot = static_cast<std::size_t>(j);
                     bool visible = j < live;
                     if (options.causal) visible = visible && j <= p;
-                    if (options.window_left >= 0) visible = visible && j >= p - options.window_left;
-                    if (options.window_right >= 0) visible = visible && j <= p + options.window_right;
+                    if (options.window_left >= 0) visible = visible && j >= p - std::min(options.window_left, kFar);
+                    if (options.window_right >= 0) visible = visible && j <= p + std::min(options.window_right, kFar);
                     double bias = 0.0;
                     if (options.mask) {
                         const std::optional<double> element = mask_element(*options.mask, shape, live, {b, h, i, j});

@@ -581,13 +581,14 @@ Outcome run_merged(Context& context, const AttentionCase& c, const std::vector<s
 }
 
 bool can_share_prefix(const AttentionCase& c, std::int64_t prefix) noexcept {
-    if (c.output_type != DType::f32 || c.features.alignment != Alignment::bottom_right || c.sequences() == 0 ||
-        !possible(c, Route::cache)) {
+    if (c.features.alignment != Alignment::bottom_right || c.sequences() == 0 || !possible(c, Route::cache)) {
         return false;
     }
     if (c.mask && c.mask->keys != AttentionMask::Keys::last_q) return false;
     for (std::int64_t s = 0; s < c.sequences(); ++s) {
-        if (prefix > c.live_of(s) - c.q_lens[static_cast<std::size_t>(s)]) return false;
+        // a mask lies over keys of the suffix
+        const std::int64_t own = c.mask ? c.q_lens[static_cast<std::size_t>(s)] : 0;
+        if (prefix > c.live_of(s) - own) return false;
     }
     return true;
 }
@@ -688,18 +689,20 @@ void poison_dead_keys(AttentionCase& c, const Expected& masked, Random& random) 
         const std::size_t bytes = headlong::size_of(view->dtype);
         const std::uint32_t bits = bits_of(element_of(view->dtype), poison);
         std::vector<std::pair<std::byte*, std::uint32_t>> living;
+        std::vector<std::byte*> dead;
         for_each_index<4>(view->extents, [&](const Extents<4>& i) {
             if (i[2] >= c.kv_lens[static_cast<std::size_t>(i[0])]) return;
             std::int64_t place = 0;
             for (std::size_t d = 0; d < 4; ++d) place += i[d] * view->strides[d];
             auto* element = static_cast<std::byte*>(const_cast<void*>(moved(view->data, view->dtype, place)));
-            if (alive.at(i[0], i[1], i[2]) != 0.0) {
+            if (alive.at(i[0], i[1], i[2]) == 0.0) {
+                dead.push_back(element);
+            } else {
                 living.emplace_back(element, 0);
                 std::memcpy(&living.back().second, element, bytes);
-            } else {
-                std::memcpy(element, &bits, bytes);
             }
         });
+        for (std::byte* element : dead) std::memcpy(element, &bits, bytes);
         // heads and sequences may share memory: what lives for one of them lives
         for (const auto& [element, value] : living) std::memcpy(element, &value, bytes);
     }
