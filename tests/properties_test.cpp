@@ -64,7 +64,7 @@ void draw_shape(AttentionCase& c, Random& random) {
     static const std::vector<std::pair<std::int64_t, std::int64_t>> kHeads{
         {1, 1}, {1, 1}, {1, 1}, {2, 1}, {2, 1},  {2, 2},  {3, 1},  {5, 1},  {6, 2},  {6, 2},
         {7, 1}, {9, 3}, {9, 1}, {8, 2}, {12, 1}, {14, 2}, {16, 4}, {27, 1}, {65, 5}, {71, 1}};
-    const double bound = 3e4 + 1.5e6 * random.uniform() * random.uniform() * random.uniform();
+    const double bound = 3e4 + 6e6 * random.uniform() * random.uniform() * random.uniform();
     do {
         std::tie(c.heads, c.kv_heads) = random.pick(kHeads);
         c.head_dim = draw_dim(random);
