@@ -129,6 +129,7 @@ struct ScaleRows {
 };
 
 /// The way back: writes dense rows of floats to strided memory, rounded to nearest even where the type is narrower.
+/// A NaN stays a NaN; 0x7fc00000 becomes 0x7e00 and 0x7fc0.
 struct StoreRows {
     const float* rows;      ///< [row_count][column_count]
     std::size_t row_pitch;  ///< floats
