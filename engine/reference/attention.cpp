@@ -52,7 +52,7 @@ Shape checked_shape(const Tensor& query, const Tensor& key, const Tensor& value,
             // only the last dimension may be short: it is padded with "not allowed"
             const bool short_or_broadcast = extent == 1 || extent == target || (back == 1 && extent < target);
             const bool tree = back == 1 && options.mask->last_q;
-            require(tree ? extent == shape.q_len : short_or_broadcast, "the mask does not broadcast");
+            require(tree ? extent == 1 || extent == shape.q_len : short_or_broadcast, "the mask does not broadcast");
         }
     }
     return shape;
