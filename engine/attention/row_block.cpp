@@ -381,6 +381,10 @@ void RowBlock::write_scores(std::int64_t span, const OutputRows& out, bool weigh
 void RowBlock::to_weights(float* scores, std::size_t count, std::int64_t state) const noexcept {
     const float max = sequence_.maxima[state];
     const float sum = sequence_.sums[state];
+    if (std::isnan(sum)) {  // of the row's weights none is a number, however small it would have been
+        for (std::size_t t = 0; t < count; ++t) scores[t] = scores[t] == -kInfinity ? 0.0F : sum;
+        return;
+    }
     for (std::size_t t = 0; t < count; ++t) {
         // what is not allowed stays so, also beside a NaN; a row that sees nothing has no maximum to subtract
         if (scores[t] != -kInfinity) scores[t] -= max;
