@@ -99,7 +99,7 @@ void attend(Context& context, const InputTensor<4>& query, const InputTensor<4>&
     check_lengths(lengths);
     check_lse(lse, query.extents);
     check_options(options, shape, static_cast<std::size_t>(batch), lengths);
-    for (std::int64_t b = 0; b < batch; ++b) check_kv_length(options, static_cast<std::size_t>(b), lengths.kv_len);
+    for (std::size_t i = 0; i < options.kv_lengths.size(); ++i) check_kv_length(options, i, lengths.kv_len);
     if (batch == 0 || shape.heads == 0 || lengths.q_len == 0) return;  // nothing to write
 
     with_memory_errors("attend", [&] {

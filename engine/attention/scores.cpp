@@ -104,7 +104,7 @@ void attention_scores(Context& context, const InputTensor<4>& query, const Input
     check_batch(batch);
     check_lengths(lengths);
     check_options(options, shape, static_cast<std::size_t>(batch), lengths);
-    for (std::int64_t b = 0; b < batch; ++b) check_kv_length(options, static_cast<std::size_t>(b), lengths.kv_len);
+    for (std::size_t i = 0; i < options.kv_lengths.size(); ++i) check_kv_length(options, i, lengths.kv_len);
     if (is_empty<4>(scores.extents)) return;
 
     with_memory_errors("attention_scores", [&] {
