@@ -141,7 +141,10 @@ inline void store_rows(const kernels::StoreRows& a) noexcept {
 /// mask * unit. Finite elements stay finite: -FLT_MAX, which some use for "not allowed", is a bias like any other.
 HEADLONG_INLINE F32 bias_of(F32 mask, F32 unit) noexcept {
     constexpr float kLowest = -__FLT_MAX__;
-    const F32 bias = max(broadcast(kLowest), mask * unit);  // in this order a NaN stays
+    const F32 zero = broadcast(0.0F);
+    F32 bias = max(broadcast(kLowest), mask * unit);  // in this order a NaN stays
+    bias = zero - max(broadcast(kLowest), zero - bias);
+    bias = select_below(zero - mask, kLowest, mask, bias);
     return select_below(mask, kLowest, mask, bias);
 }
 

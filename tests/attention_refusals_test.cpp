@@ -529,6 +529,17 @@ TEST_F(AttentionRefusalsTest, SharedPrefix) {
     rotated.rotary.emplace(rotary);
     const KvCache turning(rotated);
     refused("a rotary prefix", [&] { attend_shared_prefix(context_, turning, cached_, options_); }, {"rotary"});
+    {  // columns of a mask that would lie over the prefix
+        const std::uint8_t all = 1;
+        const std::int64_t extents[2] = {1, 1};
+        cached_[1].mask = AttentionMask::dense(&all, AttentionMask::Type::boolean, extents);
+        cached_[1].mask->keys = AttentionMask::Keys::last_q;
+        const std::vector<std::int64_t> none(cached_.size(), 0);
+        options_.kv_lengths = none;
+        refused("a mask over the prefix", call, {"mask", "suffix", "0"});
+        options_.kv_lengths = {};
+        cached_[1].mask.reset();
+    }
     cached_[1].cache = &turning;
     refused("a rotary suffix", call, {"rotary"});
     cached_[1].cache = nullptr;

@@ -260,7 +260,7 @@ TEST(FeatureKernelsTestMaskRow, FloatsOfEveryType) {
                 float x = random.normal_f32();
                 if (random.chance(0.2)) x = -kInfinity;
                 if (random.chance(0.02)) x = random.chance(0.5) ? kNaN : kInfinity;
-                if (random.chance(0.05)) x = std::numeric_limits<float>::lowest();
+                if (random.chance(0.05)) x = std::numeric_limits<float>::max() * (random.chance(0.5) ? 1.0F : -1.0F);
                 if (type == ElementType::f32) {
                     std::memcpy(memory.data() + 4 * i, &x, 4);
                 } else {
@@ -284,7 +284,8 @@ TEST(FeatureKernelsTestMaskRow, FloatsOfEveryType) {
                 if (std::isnan(x)) {
                     ASSERT_TRUE(std::isnan(bias[t])) << t;
                 } else if (std::isfinite(x)) {  // finite biases stay finite: -FLT_MAX is not "not allowed"
-                    ASSERT_TRUE(same_bits(bias[t], std::max(x * unit, std::numeric_limits<float>::lowest()))) << x;
+                    constexpr float kMost = std::numeric_limits<float>::max();
+                    ASSERT_EQ(bias[t], std::clamp(x * unit, -kMost, kMost)) << x;
                 } else {
                     ASSERT_TRUE(same_bits(bias[t], x)) << t;
                 }

@@ -183,8 +183,16 @@ void check_shared_prefix(const KvCache& prefix, std::span<const CachedQuery> que
         }
     };
     check_keys(options.mask);
-    for (const CachedQuery& q : queries) {
+    for (std::size_t i = 0; i < queries.size(); ++i) {
+        const CachedQuery& q = queries[i];
         check_keys(q.mask);
+        const std::int64_t live = options.kv_lengths.empty() ? q.cache->length(q.layer) : options.kv_lengths[i];
+        if ((q.mask || options.mask) && q.query.extents[1] > live) {
+            throw InvalidArgument(
+                fmt::format("mask: it covers the last {} keys (q_len), and the suffix has {}; a mask "
+                            "must not reach into the prefix",
+                            q.query.extents[1], live));
+        }
         if (q.layer == first.layer) continue;
         throw InvalidArgument(
             fmt::format("CachedQuery: layer is {}; over a shared prefix all queries must have the "

@@ -34,13 +34,13 @@ class KvCache;
 enum class Alignment : std::uint8_t {
     bottom_right,  ///< offset = kv_len - q_len: the last query stands on the last live key (FlashAttention, decoding)
     top_left,      ///< offset = 0: the first query stands on the first key (ONNX without a past, PyTorch is_causal)
-    offset,        ///< offset = AttentionOptions::causal_offset, which may be negative and is not clamped
+    offset,        ///< offset = AttentionOptions::causal_offset, which may be negative or beyond the keys
 };
 
 /// A mask over scores, broadcast by right alignment against [batch, heads, q_len, kv_len]: rank 3 is [heads, q_len,
 /// kv_len]. An extent of 1 broadcasts, and so does a stride of 0. Fewer keys than there are (but not 1) leave the
 /// others not allowed. Elements of a float mask that are -infinity mean "not allowed"; other non-finite ones reach
-/// the rows that see them.
+/// the rows that see them, and finite ones saturate at +-2.35e38 (FLT_MAX / log2(e)).
 struct AttentionMask {
     enum class Type : std::uint8_t { boolean, f32, f16, bf16 };  ///< boolean: one byte, nonzero = attend
     /// Which keys the last dimension is laid over.
@@ -71,7 +71,7 @@ struct AttentionOptions {
     std::int64_t causal_offset = 0;  ///< with Alignment::offset, else 0
 
     /// A query at position p sees the keys p - window_left <= j <= p + window_right; -1 = unbounded on that side.
-    /// See window_left_of() for windows that count the query itself.
+    /// See window_left_of() for windows that count the query itself. Windows and offsets saturate at 2^60.
     std::int64_t window_left = -1;
     std::int64_t window_right = -1;
     /// Scores become softcap * tanh(score / softcap), before ALiBi and masks; 0 = off. Finite, 1e-30 to 1e30.
@@ -168,9 +168,9 @@ void attend(Context& context, std::span<const PagedQuery> queries, const Attenti
 /// et al. 2024, "Hydragen"): row i of a query sees the prefix, then its own cache; a suffix cache may be empty. The
 /// rows of all queries go through the prefix together, so that it is read once, and merge() joins the two parts.
 /// Positions count through prefix and suffix; kv_lengths, if given, are of the suffixes; the prefix must lie before
-/// the queries: only bottom-right alignment. Masks are of the last q_len keys (AttentionMask::Keys::last_q). All
-/// queries use the same layer, in their caches and in the prefix. Caches with a rotary description are refused: their
-/// positions count from 0 in each cache. Outputs are f32.
+/// the queries: only bottom-right alignment. Masks are of the last q_len keys (AttentionMask::Keys::last_q), of which
+/// each suffix has as many. All queries use the same layer, in their caches and in the prefix. Caches with a rotary
+/// description are refused: their positions count from 0 in each cache.
 void attend_shared_prefix(Context& context, const KvCache& prefix, std::span<const CachedQuery> queries,
                           const AttentionOptions& options = {});
 
