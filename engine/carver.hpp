@@ -2,13 +2,20 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 
 #include "kernels/layout.hpp"
 
 namespace headlong {
 
+/// A product of sizes, or the largest size if it does not fit: a resource refuses that.
+constexpr std::size_t saturating_product(std::size_t a, std::size_t b) noexcept {
+    std::size_t product = 0;
+    return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::size_t>::max() : product;
+}
+
 /// Hands out pieces of a memory block, each aligned for kernels; with a null base it only counts. The same code that
-/// takes the pieces thus says how much they need.
+/// takes the pieces thus says how much they need. Sizes saturate: what 64 bits cannot count, nobody allocates.
 class Carver {
   public:
     explicit Carver(std::byte* base) noexcept : base_(base) {}
@@ -16,7 +23,10 @@ class Carver {
     template <class T>
     T* take(std::size_t count) noexcept {
         std::byte* p = base_ == nullptr ? nullptr : base_ + used_;
-        used_ += kernels::round_up(count * sizeof(T), kernels::kAlignment);
+        const std::size_t bytes = saturating_product(count, sizeof(T));
+        // half of the address space is more than there is, and leaves room to round up and to add
+        constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max() / 4;
+        used_ = bytes > kMost || used_ > kMost ? 2 * kMost : used_ + kernels::round_up(bytes, kernels::kAlignment);
         return reinterpret_cast<T*>(p);
     }
     std::size_t used() const noexcept { return used_; }

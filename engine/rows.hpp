@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <headlong/tensor.hpp>
 
+#include "engine/validate.hpp"
 #include "kernels/kernel_table.hpp"
 
 namespace headlong {
@@ -41,19 +42,18 @@ struct HeadRows {
     kernels::Rows rows(std::int64_t head, std::int64_t row, std::int64_t count, std::size_t columns) const noexcept {
         return {at(head, row), type, row_stride, column_stride, static_cast<std::size_t>(count), columns};
     }
-    /// From `row` on.
-    HeadRows from(std::int64_t row) const noexcept {
-        return {base == nullptr ? nullptr : at(0, row), type, head_stride, row_stride, column_stride};
-    }
 };
 using InputRows = HeadRows<const std::byte>;
 using OutputRows = HeadRows<std::byte>;
 
+/// Of a view without elements neither pointer nor strides are looked at.
 inline InputRows input_rows(const InputTensor<3>& view) noexcept {
+    if (is_empty<3>(view.extents)) return {nullptr, element_type(view.dtype), 0, 0, 0};
     return {static_cast<const std::byte*>(view.data), element_type(view.dtype), view.strides[0], view.strides[1],
             view.strides[2]};
 }
 inline OutputRows output_rows(const OutputTensor<3>& view) noexcept {
+    if (is_empty<3>(view.extents)) return {nullptr, element_type(view.dtype), 0, 0, 0};
     return {static_cast<std::byte*>(view.data), element_type(view.dtype), view.strides[0], view.strides[1],
             view.strides[2]};
 }
@@ -68,8 +68,10 @@ inline void store_rows(const kernels::KernelTable& kernels, const float* rows, s
 template <std::size_t Rank>
 InputTensor<Rank - 1> sequence_of(const InputTensor<Rank>& batch, std::int64_t index) noexcept {
     InputTensor<Rank - 1> one;
-    const std::int64_t offset = index * batch.strides[0] * static_cast<std::int64_t>(size_of(batch.dtype));
-    if (batch.data != nullptr) one.data = static_cast<const std::byte*>(batch.data) + offset;
+    if (batch.data != nullptr && !is_empty<Rank>(batch.extents)) {
+        one.data = static_cast<const std::byte*>(batch.data) +
+                   index * batch.strides[0] * static_cast<std::int64_t>(size_of(batch.dtype));
+    }
     one.dtype = batch.dtype;
     std::copy_n(batch.extents.begin() + 1, Rank - 1, one.extents.begin());
     std::copy_n(batch.strides.begin() + 1, Rank - 1, one.strides.begin());
@@ -78,8 +80,10 @@ InputTensor<Rank - 1> sequence_of(const InputTensor<Rank>& batch, std::int64_t i
 template <std::size_t Rank>
 OutputTensor<Rank - 1> sequence_of(const OutputTensor<Rank>& batch, std::int64_t index) noexcept {
     OutputTensor<Rank - 1> one;
-    const std::int64_t offset = index * batch.strides[0] * static_cast<std::int64_t>(size_of(batch.dtype));
-    if (batch.data != nullptr) one.data = static_cast<std::byte*>(batch.data) + offset;
+    if (batch.data != nullptr && !is_empty<Rank>(batch.extents)) {
+        one.data = static_cast<std::byte*>(batch.data) +
+                   index * batch.strides[0] * static_cast<std::int64_t>(size_of(batch.dtype));
+    }
     one.dtype = batch.dtype;
     std::copy_n(batch.extents.begin() + 1, Rank - 1, one.extents.begin());
     std::copy_n(batch.strides.begin() + 1, Rank - 1, one.strides.begin());

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "engine/carver.hpp"
 #include "kernels/layout.hpp"
 
 namespace headlong {
@@ -22,7 +23,9 @@ class Buffer {
 
     /// At least `bytes` bytes. Throws what the resource throws, and is empty then.
     std::byte* ensure(std::size_t bytes);
-    float* ensure_floats(std::size_t count) { return reinterpret_cast<float*>(ensure(count * sizeof(float))); }
+    float* ensure_floats(std::size_t count) {
+        return reinterpret_cast<float*>(ensure(saturating_product(count, sizeof(float))));
+    }
     std::size_t bytes() const noexcept { return bytes_; }
     const std::byte* data() const noexcept { return data_; }
 

@@ -36,15 +36,13 @@ namespace headlong::kernels {
     return float_of_bits(static_cast<std::uint32_t>(half) << 16U);
 }
 
-/// Rounded to nearest even (the caller's mode must be that one). A NaN stays one, 0x7fc00000 becomes 0x7e00; of other
-/// NaNs hardware keeps a part of the payload, and this does not.
+/// Rounded to nearest even (the caller's mode must be that one). Every NaN becomes 0x7e00.
 [[gnu::always_inline]] inline std::uint16_t narrow_f16(float x) noexcept {
     const std::uint32_t bits = bits_of_float(x);
     const std::uint32_t sign = bits >> 16U & 0x8000U;
     std::uint32_t rest = bits & 0x7FFFFFFFU;
-    if (rest > 0x7F800000U) {
-        rest = 0x7E00U;
-    } else if (rest >= 0x477FF000U) {  // 65520 and more round to infinity
+    if (rest > 0x7F800000U) return 0x7E00U;
+    if (rest >= 0x477FF000U) {  // 65520 and more round to infinity
         rest = 0x7C00U;
     } else if (rest < 0x38800000U) {  // under 2^-14: at 0.5 a float's last place is 2^-24, that of a subnormal half
         rest = bits_of_float(float_of_bits(rest) + 0.5F) - bits_of_float(0.5F);
@@ -54,12 +52,12 @@ namespace headlong::kernels {
     return static_cast<std::uint16_t>(sign | rest);
 }
 
-/// Rounded to nearest even; every NaN becomes quiet, without a payload: 0x7fc0.
+/// Rounded to nearest even; every NaN becomes 0x7fc0.
 [[gnu::always_inline]] inline std::uint16_t narrow_bf16(float x) noexcept {
     const std::uint32_t bits = bits_of_float(x);
     const bool nan = (bits & 0x7FFFFFFFU) > 0x7F800000U;
     const std::uint32_t rounded = (bits + 0x7FFFU + (bits >> 16U & 1U)) >> 16U;
-    return static_cast<std::uint16_t>(nan ? (bits >> 16U & 0x8000U) | 0x7FC0U : rounded);
+    return static_cast<std::uint16_t>(nan ? 0x7FC0U : rounded);
 }
 
 }  // namespace headlong::kernels

@@ -47,7 +47,8 @@ struct ScoreRules {
     float softcap = 0.0F;                ///< 0 = off
     const float* slopes = nullptr;       ///< [row_count]; null = off
     const float* positions = nullptr;    ///< [row_count] with slopes: the query's position, from the span's start
-    const float* const* bias = nullptr;  ///< [row_count] rows of [512], read in the row's range; null = off.
+    const float* const* bias = nullptr;  ///< [row_count] rows of [512], read in the panels of the row's range,
+                                         ///< used in the range; null = off.
                                          ///< -infinity: not allowed
 };
 
@@ -129,7 +130,7 @@ struct ScaleRows {
 };
 
 /// The way back: writes dense rows of floats to strided memory, rounded to nearest even where the type is narrower.
-/// A NaN stays a NaN; 0x7fc00000 becomes 0x7e00 and 0x7fc0.
+/// Of 16 bits every NaN is 0x7e00 or 0x7fc0; floats are copied bit by bit.
 struct StoreRows {
     const float* rows;      ///< [row_count][column_count]
     std::size_t row_pitch;  ///< floats
@@ -232,7 +233,7 @@ struct KernelTable {
     void (*rms_norm)(const RmsNorm&) noexcept;
     void (*rotate)(const Rotate&) noexcept;
     void (*swiglu)(const SwiGlu&) noexcept;
-    void (*exp2)(const float* x, float* y, std::size_t count) noexcept;  ///< for tests: the exponential of softmax_span
+    void (*exp2)(const float* x, float* y, std::size_t count) noexcept;  ///< the exponential of softmax_span
 };
 
 /// Tables that this build holds, in the order of headlong::Isa; null where the architecture has no such unit.

@@ -58,6 +58,7 @@ inline void adjust_row(float* scores, kernels::TokenRange range, const kernels::
     const F32 minus_slope = broadcast(rules.slopes != nullptr ? -rules.slopes[row] : 0.0F);
     const F32 position = broadcast(rules.slopes != nullptr ? rules.positions[row] : 0.0F);
     const float* bias = rules.bias != nullptr ? rules.bias[row] : nullptr;
+    if (range.begin >= range.end) return;
     for (std::size_t token = range.begin / 16 * 16; token < range.end; token += kLanes) {
         F32 s = load(scores + token);
         if (rules.softcap != 0.0F) s = softcap * tanh(s * inverse_softcap);

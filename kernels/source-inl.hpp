@@ -17,7 +17,9 @@ struct F32Elements {
 struct F16Elements {
     using Element = std::uint16_t;
     HEADLONG_INLINE static F32 load(const std::uint16_t* p) noexcept { return widen_f16(p); }
-    HEADLONG_INLINE static void store(std::uint16_t* p, F32 x) noexcept { narrow_f16(p, x); }
+    HEADLONG_INLINE static void store(std::uint16_t* p, F32 x) noexcept {
+        narrow_f16(p, canonical_nan(x));  // hardware keeps a part of other payloads, and of signs
+    }
     HEADLONG_INLINE static float value(std::uint16_t x) noexcept { return kernels::widen_f16(x); }
     HEADLONG_INLINE static std::uint16_t element(float x) noexcept { return kernels::narrow_f16(x); }
 };

@@ -39,7 +39,7 @@ float widen(ElementType type, std::uint16_t bits) {
 std::uint16_t nearest(ElementType type, float x) {
     const std::uint16_t sign = std::signbit(x) ? 0x8000U : 0U;
     const std::uint16_t infinity = type == ElementType::f16 ? 0x7C00U : 0x7F80U;
-    if (std::isnan(x)) return static_cast<std::uint16_t>(sign | (type == ElementType::f16 ? 0x7E00U : 0x7FC0U));
+    if (std::isnan(x)) return type == ElementType::f16 ? 0x7E00U : 0x7FC0U;
     const double magnitude = std::abs(static_cast<double>(x));
     // magnitudes grow with their bits, the infinity taking the place of the next power of two
     const auto value = [&](std::uint16_t bits) {
@@ -122,10 +122,6 @@ TEST(FeatureKernelsTestHalf, EveryFloatIsRoundedToNearestEven) {
                 table_of(isa).store_rows({inputs.data(), 0, 1, count, out.data(), type, 0, stride});
                 for (std::size_t i = 0; i < out.count; ++i) {
                     const std::size_t step = static_cast<std::size_t>(stride);
-                    if (i % step == 0 && std::isnan(inputs[i / step]) && !same_bits(inputs[i / step], kNaN)) {
-                        ASSERT_TRUE(std::isnan(widen(type, out[i])));  // hardware may keep a payload
-                        continue;
-                    }
                     const std::uint16_t want = i % step == 0 ? nearest(type, inputs[i / step]) : 0x1234U;
                     ASSERT_EQ(out[i], want)
                         << "of " << inputs[i / step] << " bits " << std::bit_cast<std::uint32_t>(inputs[i / step]);

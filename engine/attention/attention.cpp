@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "engine/attention/call.hpp"
+#include "engine/float_environment.hpp"
 
 namespace headlong {
 namespace {
@@ -20,7 +21,7 @@ template <class Tensor>
 Tensor rows_of(Tensor packed, std::size_t dimension, std::int64_t first, std::int64_t count) noexcept {
     using Byte =
         std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(packed.data)>>, const std::byte, std::byte>;
-    if (packed.data != nullptr) {
+    if (packed.data != nullptr && count > 0 && !is_empty(packed.extents)) {
         packed.data = static_cast<Byte*>(packed.data) +
                       first * packed.strides[dimension] * static_cast<std::int64_t>(size_of(packed.dtype));
     }
@@ -69,8 +70,9 @@ std::vector<float> alibi_slopes_for(std::int64_t heads) {
     }
     std::int64_t n = 1;
     while (2 * n <= heads) n *= 2;
+    const FloatEnvironment environment;  // the caller's rounding must not reach them
     std::vector<float> slopes;
-    slopes.reserve(static_cast<std::size_t>(heads));
+    with_memory_errors("alibi_slopes_for", [&] { slopes.reserve(static_cast<std::size_t>(heads)); });
     for (std::int64_t h = 0; h < heads; ++h) {
         const std::int64_t numerator = h < n ? 8 * (h + 1) : 4 * (2 * (h - n) + 1);
         slopes.push_back(static_cast<float>(std::exp2(-static_cast<double>(numerator) / static_cast<double>(n))));
@@ -100,7 +102,8 @@ void attend(Context& context, const InputTensor<4>& query, const InputTensor<4>&
     check_lse(lse, query.extents);
     check_options(options, shape, static_cast<std::size_t>(batch), lengths);
     for (std::size_t i = 0; i < options.kv_lengths.size(); ++i) check_kv_length(options, i, lengths.kv_len);
-    if (batch == 0 || shape.heads == 0 || lengths.q_len == 0) return;  // nothing to write
+    const bool wants_lse = lse.data != nullptr && !is_empty<3>(lse.extents);
+    if (is_empty<4>(output.extents) && !wants_lse) return;  // nothing to write
 
     with_memory_errors("attend", [&] {
         auto workspace = context.impl().workspaces.lend();
@@ -150,7 +153,8 @@ void attend_packed(Context& context, const InputTensor<3>& query, const InputTen
     }
     check_options(options, shape, count, longest);
     for (std::size_t i = 0; i < count; ++i) check_kv_length(options, i, lengths_of(i).kv_len);
-    if (count == 0 || shape.heads == 0 || longest.q_len == 0) return;
+    const bool wants_lse = lse.data != nullptr && !is_empty<2>(lse.extents);
+    if (longest.q_len == 0 || (is_empty<3>(output.extents) && !wants_lse)) return;
 
     with_memory_errors("attend_packed", [&] {
         auto workspace = context.impl().workspaces.lend();
@@ -178,6 +182,7 @@ void attend(Context& context, std::span<const CachedQuery> queries, const Attent
         return;
     }
     const CallShape shape = check_cached_queries(queries, options);
+    if (writes_nothing(queries)) return;
     with_memory_errors("attend", [&] {
         auto workspace = context.impl().workspaces.lend();
         const CallLists lists = lists_in(*workspace, queries.size(), 0);
@@ -215,6 +220,7 @@ void attend(Context& context, std::span<const PagedQuery> queries, const Attenti
         return lengths;
     };
     std::size_t pages = 0;
+    std::int64_t rows = 0;
     Lengths longest;
     for (std::size_t i = 0; i < queries.size(); ++i) {
         const PagedQuery& q = queries[i];
@@ -235,6 +241,8 @@ void attend(Context& context, std::span<const PagedQuery> queries, const Attenti
         check_rows(q.query, q.output, q.lse, shape);
         const Lengths lengths = lengths_of(q);
         check_lengths(lengths);
+        rows += lengths.q_len;
+        check_lengths({rows, 0});
         check_own_mask(options, q.mask, shape, lengths);
         longest.q_len = std::max(longest.q_len, lengths.q_len);
         longest.kv_len = std::max(longest.kv_len, lengths.kv_len);
@@ -242,6 +250,7 @@ void attend(Context& context, std::span<const PagedQuery> queries, const Attenti
     check_shape(shape);
     check_options(options, shape, queries.size(), longest);
     for (std::size_t i = 0; i < queries.size(); ++i) check_kv_length(options, i, lengths_of(queries[i]).kv_len);
+    if (writes_nothing(queries)) return;
 
     with_memory_errors("attend", [&] {
         auto workspace = context.impl().workspaces.lend();

@@ -118,10 +118,12 @@ void apply_mask(const AttentionMask& mask, std::size_t index, Sequence& sequence
     rows.head_stride = dimension_of(mask, 1).stride;
     rows.row_stride = dimension_of(mask, 2).stride;
     rows.key_stride = keys.stride;
-    const std::int64_t offset = static_cast<std::int64_t>(index) * dimension_of(mask, 0).stride;
-    if (mask.data != nullptr) {
-        rows.base = static_cast<const std::byte*>(mask.data) +
-                    offset * static_cast<std::int64_t>(mask_element_bytes(mask.type));
+    bool elements = mask.data != nullptr;
+    for (std::size_t i = 0; i < mask.rank; ++i) elements = elements && mask.extents[i] != 0;
+    if (elements) {
+        rows.base =
+            static_cast<const std::byte*>(mask.data) + static_cast<std::int64_t>(index) * dimension_of(mask, 0).stride *
+                                                           static_cast<std::int64_t>(mask_element_bytes(mask.type));
     }
     if (mask.keys == AttentionMask::Keys::last_q) {
         rows.first_key = sequence.kv_len - sequence.q_len;
@@ -299,6 +301,7 @@ CallShape check_cached_queries(std::span<const CachedQuery> queries, const Atten
     const KvShape& kv = model.shape();
     const CallShape shape{queries.front().query.extents[0], kv.kv_heads, kv.head_dim, kv.value_dim};
     Lengths longest;
+    std::int64_t rows = 0;
     for (const CachedQuery& q : queries) {
         if (!(q.cache->shape() == kv)) {
             throw InvalidArgument("CachedQuery: the caches of one call must have the same KvShape");
@@ -309,6 +312,8 @@ CallShape check_cached_queries(std::span<const CachedQuery> queries, const Atten
         check_rows(q.query, q.output, q.lse, shape);
         const Lengths lengths{q.query.extents[1], q.cache->length(q.layer)};
         check_lengths(lengths);
+        rows += lengths.q_len;
+        check_lengths({rows, 0});
         check_own_mask(options, q.mask, shape, lengths);
         longest.q_len = std::max(longest.q_len, lengths.q_len);
         longest.kv_len = std::max(longest.kv_len, lengths.kv_len);
@@ -346,7 +351,8 @@ CallLists lists_in(Workspace& workspace, std::size_t sequences, std::size_t page
 }
 
 std::size_t rotary_floats(const std::optional<Rotary>& rotary, std::int64_t rows) noexcept {
-    return rotary ? static_cast<std::size_t>(rotary->rotary_dim() * rows) : 0;
+    if (!rotary) return 0;
+    return saturating_product(static_cast<std::size_t>(rotary->rotary_dim()), static_cast<std::size_t>(rows));
 }
 
 void tabulate_queries(Context::Impl& context, const std::optional<Rotary>& rotary, std::span<Sequence> sequences,

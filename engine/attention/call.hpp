@@ -65,6 +65,14 @@ void check_own_mask(const AttentionOptions& options, const std::optional<Attenti
 
 /// Checks all of a call over caches (at least one query), and returns its shape.
 CallShape check_cached_queries(std::span<const CachedQuery> queries, const AttentionOptions& options);
+/// Whether there is nothing to compute: no rows, or none that anybody wants.
+template <class Query>
+bool writes_nothing(std::span<const Query> queries) noexcept {
+    for (const Query& q : queries) {
+        if (!is_empty<3>(q.output.extents) || (q.lse.data != nullptr && !is_empty<2>(q.lse.extents))) return false;
+    }
+    return true;
+}
 /// Sets everything of a sequence but where it writes to. A layer without tokens has no blocks to point to.
 void set_cached(const CachedQuery& query, const AttentionOptions& options, std::size_t index, Sequence& sequence);
 

@@ -70,11 +70,12 @@ void merge_row(const kernels::KernelTable& kernels, std::size_t count, const Par
         const auto x = static_cast<float>(scratch.sum[c]);
         scratch.row[c] = std::isnan(x) ? std::numeric_limits<float>::quiet_NaN() : x + 0.0F;
     }
-    const double merged = nan || max == -kInfinity ? max : max + std::log(total);
+    double merged = max;
+    if (nan) merged = std::numeric_limits<double>::quiet_NaN();
+    if (!nan && max > -kInfinity) merged = max + std::log(total);
     if (columns > 0) store_rows(kernels, scratch.row, columns, 1, columns, output, head, row);
     if (lse.base != nullptr) {
-        *reinterpret_cast<float*>(lse.at(head, row)) =
-            nan ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(merged);
+        *reinterpret_cast<float*>(lse.at(head, row)) = static_cast<float>(merged);
     }
 }
 
@@ -104,7 +105,7 @@ void merge(Context& context, std::span<const AttentionPart> parts, const OutputT
         check_f32_output("lse", lse);
         check_same_extents<3>("lse", lse.extents, {batch, heads, rows}, "as in output");
     }
-    if (batch == 0 || heads == 0 || rows == 0) return;
+    if (is_empty<4>(output.extents) && (lse.data == nullptr || is_empty<3>(lse.extents))) return;  // nothing to write
 
     with_memory_errors("merge", [&, batch = batch, heads = heads, rows = rows, value_dim = value_dim] {
         Context::Impl& impl = context.impl();
@@ -147,10 +148,11 @@ struct Stacked {
     std::int64_t* positions;
 
     Stacked(Carver& carver, const CallShape& shape, std::int64_t rows) noexcept {
-        const auto count = static_cast<std::size_t>(shape.heads * rows);
-        query = carver.take<float>(count * static_cast<std::size_t>(shape.head_dim));
-        prefix_output = carver.take<float>(count * static_cast<std::size_t>(shape.value_dim));
-        suffix_output = carver.take<float>(count * static_cast<std::size_t>(shape.value_dim));
+        const std::size_t count =
+            saturating_product(static_cast<std::size_t>(shape.heads), static_cast<std::size_t>(rows));
+        query = carver.take<float>(saturating_product(count, static_cast<std::size_t>(shape.head_dim)));
+        prefix_output = carver.take<float>(saturating_product(count, static_cast<std::size_t>(shape.value_dim)));
+        suffix_output = carver.take<float>(saturating_product(count, static_cast<std::size_t>(shape.value_dim)));
         prefix_lse = carver.take<float>(count);
         suffix_lse = carver.take<float>(count);
         positions = carver.take<std::int64_t>(static_cast<std::size_t>(rows));
@@ -174,7 +176,10 @@ void check_shared_prefix(const KvCache& prefix, std::span<const CachedQuery> que
             "prefix: caches with a rotary description count positions from 0 each; rotate the rows before appending");
     }
     if (options.alignment != Alignment::bottom_right) {
-        throw InvalidArgument("AttentionOptions: alignment must be bottom_right over a shared prefix");
+        throw InvalidArgument(
+            fmt::format("AttentionOptions: alignment is {}; over a shared prefix it must be "
+                        "bottom_right, {}",
+                        static_cast<int>(options.alignment), static_cast<int>(Alignment::bottom_right)));
     }
     static_cast<void>(prefix.length(first.layer));
     const auto check_keys = [](const std::optional<AttentionMask>& mask) {
@@ -213,8 +218,7 @@ void attend_shared_prefix(Context& context, const KvCache& prefix, std::span<con
     check_shared_prefix(prefix, queries, options);
     std::int64_t rows = 0;
     for (const CachedQuery& q : queries) rows += q.query.extents[1];
-    check_lengths({rows, 0});
-    if (rows == 0 || shape.heads == 0) return;
+    if (writes_nothing(queries)) return;
 
     with_memory_errors("attend_shared_prefix", [&] {
         Context::Impl& impl = context.impl();

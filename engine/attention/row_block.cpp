@@ -205,10 +205,11 @@ RowBlock::Tile RowBlock::tile_at(std::int64_t span, std::int64_t row) const noex
     const MaskRows& mask = sequence_.mask;
     const std::int64_t span_begin = span * kSpan;
     Tile tile{row, std::min(kRowTile, static_cast<std::int64_t>(rows()) - row), kSpan, 0};
+    tile.masked = mask.base != nullptr && span_begin + kSpan > mask.first_key;
     // Neighbouring rows often share a row of the mask (heads of a group, a mask that broadcasts).
     const std::byte* mask_data = nullptr;
     kernels::TokenRange mask_range{0, 0};
-    std::int64_t mask_row = 0;
+    std::int64_t mask_row = -1;
     for (std::int64_t r = 0; r < tile.count; ++r) {
         const std::int64_t query_row = query_row_of(row + r);
         const Range keys = keys_of(query_row);
@@ -217,13 +218,14 @@ RowBlock::Tile RowBlock::tile_at(std::int64_t span, std::int64_t row) const noex
         kernels::TokenRange range{0, 0};
         if (begin < end) range = {static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end)};
         scratch_.bias_rows[r] = scratch_.bias;
-        if (mask.base != nullptr && begin < end) {
-            const std::int64_t key = span_begin + begin - mask.first_key;
+        if (tile.masked && begin < end) {
+            // of keys before the first column there is no element to point to
+            const std::int64_t key = std::max(span_begin + begin - mask.first_key, std::int64_t{0});
             const std::int64_t bytes = mask.boolean ? 1 : element_bytes(mask.type);
             const std::byte* data =
                 mask.base +
                 (head_of(row + r) * mask.head_stride + query_row * mask.row_stride + key * mask.key_stride) * bytes;
-            if (data == mask_data && range.begin == mask_range.begin && range.end == mask_range.end) {
+            if (mask_row >= 0 && data == mask_data && range.begin == mask_range.begin && range.end == mask_range.end) {
                 scratch_.bias_rows[r] = scratch_.bias_rows[mask_row];
                 range = scratch_.ranges[mask_row];
             } else {
@@ -254,7 +256,6 @@ RowBlock::Tile RowBlock::tile_at(std::int64_t span, std::int64_t row) const noex
 kernels::TokenRange RowBlock::masked_range(std::int64_t span_begin, const std::byte* data, kernels::TokenRange range,
                                            float* bias) const noexcept {
     const MaskRows& mask = sequence_.mask;
-    const std::int64_t bytes = mask.boolean ? 1 : element_bytes(mask.type);
     // keys before the mask's first column are allowed
     const auto masked_from =
         static_cast<std::uint32_t>(std::clamp<std::int64_t>(mask.first_key - span_begin, range.begin, range.end));
@@ -262,13 +263,7 @@ kernels::TokenRange RowBlock::masked_range(std::int64_t span_begin, const std::b
     kernels::TokenRange allowed{0, 0};
     if (masked_from < range.end) {
         allowed = plan_.kernels.mask_row(
-            {data + static_cast<std::int64_t>(masked_from - range.begin) * mask.key_stride * bytes,
-             mask.boolean,
-             mask.type,
-             mask.key_stride,
-             {masked_from, range.end},
-             plan_.problem.unit,
-             bias});
+            {data, mask.boolean, mask.type, mask.key_stride, {masked_from, range.end}, plan_.problem.unit, bias});
     }
     if (range.begin < masked_from) {
         allowed = {range.begin, allowed.begin < allowed.end ? allowed.end : masked_from};
@@ -276,14 +271,14 @@ kernels::TokenRange RowBlock::masked_range(std::int64_t span_begin, const std::b
     return allowed;
 }
 
-kernels::ScoreRules RowBlock::rules() const noexcept {
+kernels::ScoreRules RowBlock::rules(const Tile& tile) const noexcept {
     kernels::ScoreRules rules;
     rules.softcap = plan_.problem.softcap;
     if (plan_.problem.alibi_slopes != nullptr) {
         rules.slopes = scratch_.slopes;
         rules.positions = scratch_.positions;
     }
-    if (sequence_.mask.base != nullptr) rules.bias = scratch_.bias_rows;
+    if (tile.masked) rules.bias = scratch_.bias_rows;
     return rules;
 }
 
@@ -309,7 +304,7 @@ void RowBlock::dot(const SpanBlocks& blocks, const Tile& tile) const noexcept {
 void RowBlock::span_state(const SpanBlocks& blocks, const Tile& tile, const kernels::States& out) const noexcept {
     dot(blocks, tile);
     plan_.kernels.softmax_span({scratch_.scores, kScoreStride, size(tile.count), scratch_.ranges, size(tile.first),
-                                size(tile.last), out.max, out.sum, rules()});
+                                size(tile.last), out.max, out.sum, rules(tile)});
     plan_.kernels.weighted_rows({.weights = scratch_.scores,
                                  .weight_stride = kScoreStride,
                                  .row_count = size(tile.count),
@@ -358,7 +353,8 @@ void RowBlock::write_scores(std::int64_t span, const OutputRows& out, bool weigh
         if (!tile.empty()) {
             if (!blocks.ready) blocks = blocks_of(span);
             dot(blocks, tile);
-            plan_.kernels.adjust_scores({scratch_.scores, kScoreStride, size(tile.count), scratch_.ranges, rules()});
+            plan_.kernels.adjust_scores(
+                {scratch_.scores, kScoreStride, size(tile.count), scratch_.ranges, rules(tile)});
         }
         for (std::int64_t r = 0; r < tile.count; ++r) {
             const std::int64_t head = head_of(row + r);

@@ -128,6 +128,7 @@ class RowBlock {
         std::int64_t count;
         std::int64_t first;
         std::int64_t last;
+        bool masked = false;  ///< a mask has something to say about the span
         bool empty() const noexcept { return first >= last; }
     };
 
@@ -155,12 +156,13 @@ class RowBlock {
 
     /// What a tile's rows see of a span, left in scratch: ranges, and with a mask biases.
     Tile tile_at(std::int64_t span, std::int64_t row) const noexcept;
-    /// Writes the biases of a row's range from a row of the mask (`data` is that of the range's first token), and
+    /// Writes the biases of a row's range from a row of the mask (`data` is that of the range's first token that
+    /// has an element), and
     /// returns the part of the range that holds all allowed tokens.
     kernels::TokenRange masked_range(std::int64_t span_begin, const std::byte* data, kernels::TokenRange range,
                                      float* bias) const noexcept;
     /// The rules for the tile that tile_at() has left in scratch.
-    kernels::ScoreRules rules() const noexcept;
+    kernels::ScoreRules rules(const Tile& tile) const noexcept;
     void dot(const SpanBlocks& blocks, const Tile& tile) const noexcept;
     /// The states of a tile's rows over one span.
     void span_state(const SpanBlocks& blocks, const Tile& tile, const kernels::States& out) const noexcept;

@@ -54,7 +54,9 @@ void run_stage(Context& context, Workspace& workspace, const AttentionOptions& o
     const auto carve = [&](Carver& carver) {
         Tables tables{};
         tables.rotary = carver.take<float>(rotary_floats(rotary, rows));
-        tables.states = carver.take<float>(weights ? static_cast<std::size_t>(2 * rows * shape.heads) : 0);
+        tables.states = carver.take<float>(
+            weights ? saturating_product(static_cast<std::size_t>(2 * rows), static_cast<std::size_t>(shape.heads))
+                    : 0);
         return tables;
     };
     Carver counter(nullptr);

@@ -47,7 +47,7 @@ struct AttentionMask {
     enum class Keys : std::uint8_t {
         all,     ///< key 0 and those that follow
         last_q,  ///< a sequence's last q_len live keys, all earlier ones being allowed: the tree mask of speculative
-                 ///< decoding (Miao et al. 2023, "SpecInfer"); the last extent is q_len
+                 ///< decoding (Miao et al. 2023, "SpecInfer"); the last extent is q_len, or 1
     };
     const void* data = nullptr;
     Type type = Type::boolean;
@@ -79,7 +79,8 @@ struct AttentionOptions {
     std::span<const float> alibi_slopes = {};  ///< one per query head, finite; see alibi_slopes_for()
     std::optional<AttentionMask> mask = {};
     std::span<const float> sink_logits = {};  ///< one per query head; finite, or -infinity for none
-    /// Live keys per sequence of the call, at most as many as there are: keys from there on are never read.
+    /// Live keys per sequence of the call, at most as many as there are: keys from there on are never read (but by
+    /// attention_scores() before masks, which shows all pairs).
     std::span<const std::int64_t> kv_lengths = {};
 
     /// Checked between tasks; a stop requested during the call ends it with Cancelled, its outputs unspecified.
@@ -91,7 +92,8 @@ struct AttentionOptions {
 std::int64_t window_left_of(std::int64_t sliding_window);
 
 /// ALiBi's slopes (Press et al. 2022, "Train Short, Test Long"): with n the largest power of two <= heads,
-/// 2^(-8(h+1)/n) for h < n and 2^(-4(2(h-n)+1)/n) beyond. Throws InvalidArgument unless 1 <= heads <= 2^20.
+/// 2^(-8(h+1)/n) for h < n and 2^(-4(2(h-n)+1)/n) beyond. Throws InvalidArgument unless 1 <= heads <= 2^20,
+/// OutOfMemory.
 std::vector<float> alibi_slopes_for(std::int64_t heads);
 
 /// Attention over plain tensors of one batch. Element [b, h, i, d] lies at data + the dot product of the indices
