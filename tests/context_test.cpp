@@ -391,6 +391,54 @@ TEST(ContextTest, ZeroExtentsSucceed) {
     }
 }
 
+TEST(ContextTest, WhatHasNoOutputCostsNothing) {
+    // rows and batches beyond all memory, of which nobody wants a result
+    Context context;
+    const float one = 0.5F;
+    constexpr std::int64_t kHuge = std::int64_t{1} << 42;
+    KvCacheOptions options;
+    options.shape = {.kv_heads = 1, .head_dim = 16, .value_dim = 0};
+    options.rotary.emplace(RotaryOptions{.head_dim = 16});
+    const KvCache rotating(options);
+    options.rotary.reset();
+    const KvCache cache(options);
+    CachedQuery query;
+    query.query = {&one, DType::f32, {1, kHuge, 16}, {0, 0, 0}};
+    query.output = {nullptr, DType::f32, {1, kHuge, 0}, {0, 0, 0}};
+    for (const KvCache* each : {&rotating, &cache}) {
+        query.cache = each;
+        attend(context, std::span(&query, 1));
+    }
+    attend_shared_prefix(context, cache, std::span(&query, 1));
+    merge(context, {}, {nullptr, DType::f32, {kHuge, kHuge, 1, 0}, {}});
+    merge(context, {}, {nullptr, DType::f32, {kHuge, 1, 1, 0}, {}});
+    EXPECT_LT(context.scratch_bytes(), std::size_t{1} << 20U);
+}
+
+TEST(ContextTest, ViewsWithoutElementsAreNotLookedAt) {
+    Context context;
+    constexpr std::int64_t kWild = std::numeric_limits<std::int64_t>::max();
+    const float query[2] = {1.0F, 2.0F};
+    float output[2] = {7.0F, 7.0F};
+    const InputTensor<4> no_keys{nullptr, DType::f32, {2, 1, 0, 1}, {kWild, kWild, kWild, kWild}};
+    AttentionOptions options;
+    AttentionMask mask;
+    mask.rank = 4;
+    mask.extents = {2, 1, 1, 0};
+    mask.strides = {kWild, kWild, kWild, kWild};
+    options.mask = mask;
+    attend(context, InputTensor<4>::dense(query, {2, 1, 1, 1}), no_keys, no_keys, options,
+           OutputTensor<4>::dense(output, {2, 1, 1, 1}));
+    EXPECT_EQ(output[0], 0.0F);
+    EXPECT_EQ(output[1], 0.0F);
+    // an empty sequence at the end of a packed batch, behind a row whose stride nobody needs
+    output[0] = 7.0F;
+    const InputTensor<3> row{query, DType::f32, {1, 1, 1}, {kWild / 8, kWild / 8, 1}};
+    const std::int64_t offsets[3] = {0, 1, 1};
+    attend_packed(context, row, row, row, offsets, offsets, {}, OutputTensor<3>::dense(output, {1, 1, 1}));
+    EXPECT_EQ(output[0], 1.0F);
+}
+
 TEST(ContextTest, BadCallsAreNamedAndRefused) {
     Context context;
     const auto refused = [&](const auto& change, ErrorCode code, const std::string& text) {
