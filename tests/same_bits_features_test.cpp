@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -136,7 +137,11 @@ std::int64_t usual_length() { return emulated() ? 530 : 600; }
 /// Everything that must have the bits of `want`, which is the whole case through one call.
 void expect_same_everywhere(const AttentionCase& c, const Outcome& want, Isa isa) {
     Random random(7);
-    for (const std::size_t threads : {1U, 2U, 5U}) {
+    // an emulator takes a hundred times as long: it tries the ends of each list
+    const auto some = [](const auto& all) {
+        return emulated() ? std::remove_cvref_t<decltype(all)>{all.front(), all.back()} : all;
+    };
+    for (const std::size_t threads : some(std::vector<std::size_t>{1, 2, 5})) {
         SCOPED_TRACE(std::to_string(threads) + " threads");
         Context& context = shared_context(isa, threads);
         for (const Route route : possible_routes(c)) {
@@ -145,19 +150,14 @@ void expect_same_everywhere(const AttentionCase& c, const Outcome& want, Isa isa
     }
     Context& context = shared_context(isa);
     if (can_run_in_chunks(c)) {
-        for (const std::int64_t chunk : {std::int64_t{7}, std::int64_t{64}, std::int64_t{500}}) {
+        for (const std::int64_t chunk :
+             emulated() ? std::vector<std::int64_t>{64} : std::vector<std::int64_t>{7, 64, 500}) {
             EXPECT_TRUE(same_bits(want, run_in_chunks(context, c, chunk))) << "chunks of " << chunk;
         }
     }
-    for (const auto& [first, count] : std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 1},
-                                                                                         {0, 2},
-                                                                                         {1, 1},
-                                                                                         {13, 5},
-                                                                                         {100, 40},
-                                                                                         {511, 1},
-                                                                                         {511, 2},
-                                                                                         {c.q_lens[0] - 1, 1},
-                                                                                         {c.q_lens[0] - 20, 20}}) {
+    const std::vector<std::pair<std::int64_t, std::int64_t>> parts{
+        {511, 2}, {0, 1}, {0, 2}, {1, 1}, {13, 5}, {100, 40}, {511, 1}, {c.q_lens[0] - 1, 1}, {c.q_lens[0] - 20, 20}};
+    for (const auto& [first, count] : some(parts)) {
         const AttentionCase part = rows_of(c, first, count);
         for (const Route route : possible_routes(part)) {
             EXPECT_TRUE(same_bits(rows_of(c, want, first, count), run(context, part, route)))
@@ -181,7 +181,7 @@ TEST(SameBitsFeaturesTest, StepByStep) {
     HEADLONG_TRACE_SEED(random);
     for (const Feature& feature : features()) {
         SCOPED_TRACE(feature.name);
-        const AttentionCase c = case_with(feature, {emulated() ? 80 : 150}, random);
+        const AttentionCase c = case_with(feature, {emulated() ? 40 : 150}, random);
         if (!can_run_in_chunks(c)) continue;
         HEADLONG_FOR_EACH_ISA(isa) {
             Context& context = shared_context(isa);
@@ -254,7 +254,7 @@ TEST(SameBitsFeaturesTest, ASequenceAloneOrInABatch) {
 TEST(SameBitsFeaturesTest, LongContexts) {
     Random random(seed_or(505));
     HEADLONG_TRACE_SEED(random);
-    const std::int64_t kv = emulated() ? 2600 : 33500;
+    const std::int64_t kv = emulated() ? 1100 : 33500;
     for (const Feature& feature : features()) {
         SCOPED_TRACE(feature.name);
         AttentionCase c;
