@@ -68,20 +68,6 @@ void store_element(void* data, DType type, std::int64_t offset, float x) noexcep
 // Keys to be rotated go in rounds, which bounds the tables of cosines and sines whatever the length of an append.
 constexpr std::int64_t kRoundTokens = 64 * kBlock;
 
-// A decode step moves a few KiB: not worth waking a thread. From 64 KiB on it is.
-constexpr std::int64_t kParallelElements = 16384;
-
-/// Calls body(task, worker) for every task, on the executor if they move many elements.
-template <class Body>
-void for_tasks(Context& context, std::size_t tasks, std::int64_t elements, const Body& body) {
-    if (elements >= kParallelElements) {
-        parallel_for(*context.impl().executor, tasks, body);
-    } else {
-        const FloatEnvironment environment;
-        for (std::size_t task = 0; task < tasks; ++task) body(task, 0);
-    }
-}
-
 }  // namespace
 
 /// Where keys are rotated: a part of a workspace.
@@ -179,11 +165,11 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
         for (std::int64_t first = 0; first < tokens; first += kRoundTokens) {
             const std::int64_t last = std::min(tokens, first + kRoundTokens);
             const std::int64_t elements = (last - first) * shape.kv_heads * (shape.head_dim + shape.value_dim);
-            for_tasks(context, static_cast<std::size_t>(last - first), elements,
-                      [&](std::size_t i, std::size_t) noexcept {
-                          rotary->tabulate(layer.length + first + static_cast<std::int64_t>(i),
-                                           scratch.cosine + i * half, scratch.sine + i * half);
-                      });
+            parallel_for(*context.impl().executor, static_cast<std::size_t>(last - first), elements,
+                         [&](std::size_t i, std::size_t) noexcept {
+                             rotary->tabulate(layer.length + first + static_cast<std::int64_t>(i),
+                                              scratch.cosine + i * half, scratch.sine + i * half);
+                         });
             pack(context, layer, keys, values, first, last, &scratch);
         }
     }
@@ -261,8 +247,8 @@ void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor
             block.nonfinite(head) = 1;
         }
     };
-    for_tasks(context, blocks * heads, (last - first) * shape.kv_heads * (shape.head_dim + shape.value_dim),
-              pack_block);
+    parallel_for(*context.impl().executor, blocks * heads,
+                 (last - first) * shape.kv_heads * (shape.head_dim + shape.value_dim), pack_block);
 }
 
 void KvCache::Impl::shorten(std::size_t index, std::int64_t length) noexcept {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <headlong/context.hpp>
 
 #include "engine/float_environment.hpp"
@@ -21,6 +22,20 @@ void parallel_for(Executor& executor, std::size_t tasks, const Body& body) {
         run(state, 0, 0);
     } else if (tasks > 1) {
         executor.run(tasks, run, state);
+    }
+}
+
+// Moving a few KiB is not worth waking a thread. From 64 KiB of floats on it is.
+inline constexpr std::int64_t kParallelElements = 16384;
+
+/// The same, but on the calling thread unless the tasks move many elements in all.
+template <class Body>
+void parallel_for(Executor& executor, std::size_t tasks, std::int64_t elements, const Body& body) {
+    if (elements >= kParallelElements) {
+        parallel_for(executor, tasks, body);
+    } else {
+        const FloatEnvironment environment;
+        for (std::size_t task = 0; task < tasks; ++task) body(task, 0);
     }
 }
 

@@ -179,9 +179,6 @@ std::vector<double> frequencies_of(const RotaryOptions& options) {
 
 std::size_t size(std::int64_t n) noexcept { return static_cast<std::size_t>(n); }
 
-// A decode step turns a few KiB: not worth waking a thread. From 64 KiB on it is.
-constexpr std::int64_t kParallelElements = 16384;
-
 constexpr std::size_t kScratchFloats = 4096;  // rows at a time: as many heads as fit beside their sources in L1
 
 struct TableRow {
@@ -239,13 +236,8 @@ void rotate_rows(Context::Impl& context, std::size_t half, RotaryPairing pairing
                 {dense, pitch, count, head_dim, to.at(first, position), to.type, to.head_stride, to.column_stride});
         }
     };
-    const std::size_t positions = size(rows.extents[1]);
-    if (rows.extents[0] * rows.extents[1] * rows.extents[2] >= kParallelElements) {
-        parallel_for(*context.executor, positions, rotate_position);
-    } else {
-        const FloatEnvironment environment;
-        for (std::size_t i = 0; i < positions; ++i) rotate_position(i, 0);
-    }
+    parallel_for(*context.executor, size(rows.extents[1]), rows.extents[0] * rows.extents[1] * rows.extents[2],
+                 rotate_position);
 }
 
 template <class PositionOf>

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -13,6 +12,8 @@
 #include <nlohmann/json.hpp>
 
 #include <headlong/error.hpp>
+
+#include "kernels/half.hpp"
 
 namespace headlong {
 namespace {
@@ -347,20 +348,6 @@ std::vector<Result> convert(std::span<const std::byte> bytes, Widen widen) {
     return result;
 }
 
-float widen_bf16(std::uint16_t bits) noexcept { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
-
-float widen_f16(std::uint16_t bits) noexcept {
-    const std::uint32_t sign = std::uint32_t{bits & 0x8000U} << 16;
-    const std::uint32_t exponent = (bits >> 10) & 31U;
-    const std::uint32_t mantissa = bits & 1023U;
-    if (exponent == 0) {  // zero and subnormals: mantissa * 2^-24 is exact
-        const float magnitude = static_cast<float>(mantissa) * 0x1p-24F;
-        return sign != 0 ? -magnitude : magnitude;
-    }
-    const std::uint32_t widened = exponent == 31 ? 255 : exponent + 112;  // 127 - 15
-    return std::bit_cast<float>(sign | widened << 23 | mantissa << 13);
-}
-
 template <typename Result>
 void copy_floating(const FileTensor& tensor, std::size_t first, std::span<Result> into) {
     const auto cast = [](auto value) { return static_cast<Result>(value); };
@@ -371,9 +358,9 @@ void copy_floating(const FileTensor& tensor, std::size_t first, std::span<Result
         case FileType::f32:
             return convert<float>(bytes, into, cast);
         case FileType::f16:
-            return convert<std::uint16_t>(bytes, into, [](auto bits) { return Result{widen_f16(bits)}; });
+            return convert<std::uint16_t>(bytes, into, [](auto bits) { return Result{kernels::widen_f16(bits)}; });
         case FileType::bf16:
-            return convert<std::uint16_t>(bytes, into, [](auto bits) { return Result{widen_bf16(bits)}; });
+            return convert<std::uint16_t>(bytes, into, [](auto bits) { return Result{kernels::widen_bf16(bits)}; });
         default:
             break;
     }

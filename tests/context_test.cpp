@@ -28,6 +28,7 @@
 #include "tests/support/isas.hpp"
 #include "tests/support/operator_new.hpp"
 #include "tests/support/random.hpp"
+#include "tests/support/refusal.hpp"
 
 namespace headlong::test {
 namespace {
@@ -81,23 +82,6 @@ struct Tensors {
         attend(context, query, key, value, options, output);
     }
 };
-
-template <class Operation>
-std::string refusal(const Operation& operation, ErrorCode code) {
-    try {
-        operation();
-    } catch (const Error& error) {
-        EXPECT_EQ(error.code(), code) << error.what();
-        EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << "an error is one line";
-        return error.what();
-    }
-    ADD_FAILURE() << "nothing was thrown";
-    return {};
-}
-testing::AssertionResult says(const std::string& message, const std::string& text) {
-    if (message.find(text) != std::string::npos) return testing::AssertionSuccess();
-    return testing::AssertionFailure() << "'" << message << "' does not say '" << text << "'";
-}
 
 TEST(ContextTest, TheEnvironmentCapsTheInstructionSet) {
     const IsaVariable unset(nullptr);

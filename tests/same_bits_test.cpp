@@ -15,11 +15,8 @@
 
 #include <headlong/headlong.hpp>
 
-#if defined(__SSE__)
-#include <xmmintrin.h>
-#endif
-
 #include "tests/support/compare.hpp"
+#include "tests/support/floating_point.hpp"
 #include "tests/support/isas.hpp"
 #include "tests/support/random.hpp"
 
@@ -437,37 +434,6 @@ TEST(SameBitsTest, ASpanOfMinusInfinityFoldsAsEmpty) {
     }
 }
 
-/// Rounding to zero, denormals flushed, for a scope.
-class OddFloatingPoint {
-  public:
-#if defined(__SSE__)
-    OddFloatingPoint() : saved_(_mm_getcsr()) { _mm_setcsr(kOdd); }
-    ~OddFloatingPoint() { _mm_setcsr(saved_); }
-    static bool is_set() { return (_mm_getcsr() & ~0x3FU) == kOdd; }  // the flags may differ, the mode may not
-
-  private:
-    static constexpr unsigned kOdd = 0xFFC0U;
-    unsigned saved_;
-#elif defined(__aarch64__)
-    OddFloatingPoint() : saved_(get()) { set(kOdd); }
-    ~OddFloatingPoint() { set(saved_); }
-    static bool is_set() { return get() == kOdd; }
-
-  private:
-    static constexpr std::uint64_t kOdd = std::uint64_t{1} << 24U | std::uint64_t{3} << 22U;
-    static std::uint64_t get() {
-        std::uint64_t value = 0;
-        __asm__ volatile("mrs %0, fpcr" : "=r"(value));
-        return value;
-    }
-    static void set(std::uint64_t value) { __asm__ volatile("msr fpcr, %0" : : "r"(value)); }
-    std::uint64_t saved_;
-#endif
-  public:
-    OddFloatingPoint(const OddFloatingPoint&) = delete;
-    OddFloatingPoint& operator=(const OddFloatingPoint&) = delete;
-};
-
 /// Runs tasks on threads whose mode is odd.
 class OddExecutor final : public Executor {
   public:
@@ -522,6 +488,16 @@ TEST(SameBitsTest, FloatingPointModesDoNotMatter) {
 }
 
 // Rule (i): rows that see nothing are +0 and -infinity, whatever earlier calls left in scratch memory or outputs.
+TEST(SameBitsTest, SlopesDoNotDependOnTheCallersMode) {
+    const std::vector<float> want = alibi_slopes_for(71);
+    std::vector<float> got;
+    {
+        const OddFloatingPoint odd;
+        got = alibi_slopes_for(71);
+    }
+    EXPECT_EQ(got, want);
+}
+
 TEST(SameBitsTest, RowsThatSeeNothingAreZero) {
     HEADLONG_FOR_EACH_ISA(isa) {
         for (const std::size_t threads : {1U, 2U}) {

@@ -82,26 +82,18 @@ std::vector<float> alibi_slopes_for(std::int64_t heads) {
 
 void attend(Context& context, const InputTensor<4>& query, const InputTensor<4>& key, const InputTensor<4>& value,
             const AttentionOptions& options, const OutputTensor<4>& output, const OutputTensor<3>& lse) {
-    check_input("query", query);
-    check_input("key", key);
     check_input("value", value);
     check_output("output", output);
-    const std::int64_t batch = query.extents[0];
-    const Lengths lengths{query.extents[2], key.extents[2]};
-    const CallShape shape{query.extents[1], key.extents[1], query.extents[3], value.extents[3]};
-    check_extent("key", 0, key.extents[0], batch, "query's batch");
-    check_extent("key", 3, key.extents[3], shape.head_dim, "query's head_dim");
+    const PlainCall call = check_plain(query, key, value.extents[3], options);
+    const std::int64_t batch = call.batch;
+    const CallShape& shape = call.shape;
+    const Lengths& lengths = call.lengths;
     check_extent("value", 0, value.extents[0], batch, "query's batch");
     check_extent("value", 1, value.extents[1], shape.kv_heads, "key's heads");
     check_extent("value", 2, value.extents[2], lengths.kv_len, "key's length");
-    check_shape(shape);
     check_same_extents<4>("output", output.extents, {batch, shape.heads, lengths.q_len, shape.value_dim},
                           "as in query and value");
-    check_batch(batch);
-    check_lengths(lengths);
     check_lse(lse, query.extents);
-    check_options(options, shape, static_cast<std::size_t>(batch), lengths);
-    for (std::size_t i = 0; i < options.kv_lengths.size(); ++i) check_kv_length(options, i, lengths.kv_len);
     const bool wants_lse = lse.data != nullptr && !is_empty<3>(lse.extents);
     if (is_empty<4>(output.extents) && !wants_lse) return;  // nothing to write
 
@@ -146,15 +138,12 @@ void attend_packed(Context& context, const InputTensor<3>& query, const InputTen
     const auto lengths_of = [&](std::size_t i) {
         return Lengths{query_offsets[i + 1] - query_offsets[i], key_offsets[i + 1] - key_offsets[i]};
     };
-    Lengths longest;
-    for (std::size_t i = 0; i < count; ++i) {
-        longest.q_len = std::max(longest.q_len, lengths_of(i).q_len);
-        longest.kv_len = std::max(longest.kv_len, lengths_of(i).kv_len);
-    }
-    check_options(options, shape, count, longest);
+    LongestLengths lengths_of_call;
+    for (std::size_t i = 0; i < count; ++i) lengths_of_call.add(lengths_of(i));
+    check_options(options, shape, count, lengths_of_call.longest());
     for (std::size_t i = 0; i < count; ++i) check_kv_length(options, i, lengths_of(i).kv_len);
     const bool wants_lse = lse.data != nullptr && !is_empty<2>(lse.extents);
-    if (longest.q_len == 0 || (is_empty<3>(output.extents) && !wants_lse)) return;
+    if (lengths_of_call.rows() == 0 || (is_empty<3>(output.extents) && !wants_lse)) return;
 
     with_memory_errors("attend_packed", [&] {
         auto workspace = context.impl().workspaces.lend();
@@ -220,8 +209,7 @@ void attend(Context& context, std::span<const PagedQuery> queries, const Attenti
         return lengths;
     };
     std::size_t pages = 0;
-    std::int64_t rows = 0;
-    Lengths longest;
+    LongestLengths lengths_of_call;
     for (std::size_t i = 0; i < queries.size(); ++i) {
         const PagedQuery& q = queries[i];
         first_page(q);
@@ -239,16 +227,11 @@ void attend(Context& context, std::span<const PagedQuery> queries, const Attenti
         }
         pages += q.pages.size();
         check_rows(q.query, q.output, q.lse, shape);
-        const Lengths lengths = lengths_of(q);
-        check_lengths(lengths);
-        rows += lengths.q_len;
-        check_lengths({rows, 0});
-        check_own_mask(options, q.mask, shape, lengths);
-        longest.q_len = std::max(longest.q_len, lengths.q_len);
-        longest.kv_len = std::max(longest.kv_len, lengths.kv_len);
+        lengths_of_call.add(lengths_of(q));
+        check_own_mask(options, q.mask, shape, lengths_of(q));
     }
     check_shape(shape);
-    check_options(options, shape, queries.size(), longest);
+    check_options(options, shape, queries.size(), lengths_of_call.longest());
     for (std::size_t i = 0; i < queries.size(); ++i) check_kv_length(options, i, lengths_of(queries[i]).kv_len);
     if (writes_nothing(queries)) return;
 

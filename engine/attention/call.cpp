@@ -15,7 +15,8 @@
 namespace headlong {
 namespace {
 
-// Bounds under which no size of a plan can leave 64 bits: lengths are added, dims and heads are multiplied.
+// Bounds under which positions and the floats of a row stay in 64 bits. Products of lengths with them are bounded by
+// the outputs, which are memory of the caller's, or saturate (carver.hpp).
 constexpr std::int64_t kMaxLength = std::int64_t{1} << 48;
 constexpr std::int64_t kMaxBatch = std::int64_t{1} << 32;
 constexpr std::int64_t kMaxHeads = std::int64_t{1} << 20;
@@ -171,6 +172,14 @@ void check_lengths(const Lengths& lengths) {
     check_at_most("key: length", lengths.kv_len, kMaxLength);
 }
 
+void LongestLengths::add(const Lengths& lengths) {
+    check_lengths(lengths);
+    rows_ += lengths.q_len;
+    check_lengths({rows_, 0});
+    longest_.q_len = std::max(longest_.q_len, lengths.q_len);
+    longest_.kv_len = std::max(longest_.kv_len, lengths.kv_len);
+}
+
 void check_batch(std::int64_t sequences) { check_at_most("query: batch", sequences, kMaxBatch); }
 
 void check_mask(const char* name, const AttentionMask& mask, std::size_t rank, std::int64_t sequences,
@@ -265,6 +274,23 @@ void apply_options(const AttentionOptions& options, std::size_t index, const Len
     if (options.mask) apply_mask(*options.mask, index, sequence);
 }
 
+PlainCall check_plain(const InputTensor<4>& query, const InputTensor<4>& key, std::int64_t value_dim,
+                      const AttentionOptions& options) {
+    check_input("query", query);
+    check_input("key", key);
+    const PlainCall call{query.extents[0],
+                         {query.extents[1], key.extents[1], query.extents[3], value_dim},
+                         {query.extents[2], key.extents[2]}};
+    check_extent("key", 0, key.extents[0], call.batch, "query's batch");
+    check_extent("key", 3, key.extents[3], call.shape.head_dim, "query's head_dim");
+    check_shape(call.shape);
+    check_batch(call.batch);
+    check_lengths(call.lengths);
+    check_options(options, call.shape, static_cast<std::size_t>(call.batch), call.lengths);
+    for (std::size_t i = 0; i < options.kv_lengths.size(); ++i) check_kv_length(options, i, call.lengths.kv_len);
+    return call;
+}
+
 void check_rows(const InputTensor<3>& query, const OutputTensor<3>& output, const OutputTensor<2>& lse,
                 const CallShape& shape) {
     check_input("query", query);
@@ -300,8 +326,7 @@ CallShape check_cached_queries(std::span<const CachedQuery> queries, const Atten
     const KvCache& model = *queries.front().cache;
     const KvShape& kv = model.shape();
     const CallShape shape{queries.front().query.extents[0], kv.kv_heads, kv.head_dim, kv.value_dim};
-    Lengths longest;
-    std::int64_t rows = 0;
+    LongestLengths lengths_of_call;
     for (const CachedQuery& q : queries) {
         if (!(q.cache->shape() == kv)) {
             throw InvalidArgument("CachedQuery: the caches of one call must have the same KvShape");
@@ -311,15 +336,11 @@ CallShape check_cached_queries(std::span<const CachedQuery> queries, const Atten
         }
         check_rows(q.query, q.output, q.lse, shape);
         const Lengths lengths{q.query.extents[1], q.cache->length(q.layer)};
-        check_lengths(lengths);
-        rows += lengths.q_len;
-        check_lengths({rows, 0});
+        lengths_of_call.add(lengths);
         check_own_mask(options, q.mask, shape, lengths);
-        longest.q_len = std::max(longest.q_len, lengths.q_len);
-        longest.kv_len = std::max(longest.kv_len, lengths.kv_len);
     }
     check_shape(shape);
-    check_options(options, shape, queries.size(), longest);
+    check_options(options, shape, queries.size(), lengths_of_call.longest());
     for (std::size_t i = 0; i < queries.size(); ++i) {
         check_kv_length(options, i, queries[i].cache->length(queries[i].layer));
     }
@@ -367,7 +388,7 @@ void tabulate_queries(Context::Impl& context, const std::optional<Rotary>& rotar
         memory += 2 * half * sequence.q_len;
         sequence.cosine = cosine;
         sequence.sine = sine;
-        parallel_for(*context.executor, static_cast<std::size_t>(sequence.q_len),
+        parallel_for(*context.executor, static_cast<std::size_t>(sequence.q_len), 2 * half * sequence.q_len,
                      [&](std::size_t i, std::size_t) noexcept {
                          const auto row = static_cast<std::int64_t>(i);
                          rotary->tabulate(row + sequence.offset, cosine + row * half, sine + row * half);

@@ -32,6 +32,18 @@ void check_shape(const CallShape& shape);
 void check_lengths(const Lengths& lengths);
 void check_batch(std::int64_t sequences);
 
+/// Gathers the longest lengths of a call's sequences, and checks them: each, and all query rows together.
+class LongestLengths {
+  public:
+    void add(const Lengths& lengths);
+    const Lengths& longest() const noexcept { return longest_; }
+    std::int64_t rows() const noexcept { return rows_; }
+
+  private:
+    Lengths longest_;
+    std::int64_t rows_ = 0;
+};
+
 /// Checks a mask against [sequences, heads, q_len, kv_len] of the longest sequence; `rank` is the highest allowed.
 void check_mask(const char* name, const AttentionMask& mask, std::size_t rank, std::int64_t sequences,
                 std::int64_t heads, const Lengths& longest);
@@ -53,6 +65,15 @@ AttentionProblem scores_problem_of(const AttentionOptions& options, const CallSh
 /// `own_mask` is the sequence's, if it has one.
 void apply_options(const AttentionOptions& options, std::size_t index, const Lengths& lengths,
                    const std::optional<AttentionMask>& own_mask, Sequence& sequence);
+
+/// A call over plain tensors, as queries, keys and options say.
+struct PlainCall {
+    std::int64_t batch = 0;
+    CallShape shape;
+    Lengths lengths;
+};
+PlainCall check_plain(const InputTensor<4>& query, const InputTensor<4>& key, std::int64_t value_dim,
+                      const AttentionOptions& options);
 
 /// Query, output and lse of one sequence: [heads, q_len, ...].
 void check_rows(const InputTensor<3>& query, const OutputTensor<3>& output, const OutputTensor<2>& lse,

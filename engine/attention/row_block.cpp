@@ -131,15 +131,13 @@ Range RowBlock::keys_of_block() const noexcept {
 }
 
 Range RowBlock::spans() const noexcept {
-    const Range keys = keys_of_block();
-    if (keys.empty()) return {};
-    return {keys.begin / kSpan, ceil_div(keys.end, kSpan)};
+    if (keys_.empty()) return {};
+    return {keys_.begin / kSpan, ceil_div(keys_.end, kSpan)};
 }
 
 RowBlock::SpanBlocks RowBlock::blocks_of(std::int64_t span) const noexcept {
-    const Range all = keys_of_block();
     const std::int64_t span_begin = span * kSpan;
-    const Range keys{std::max(all.begin - span_begin, std::int64_t{0}), std::min(all.end - span_begin, kSpan)};
+    const Range keys{std::max(keys_.begin - span_begin, std::int64_t{0}), std::min(keys_.end - span_begin, kSpan)};
     SpanBlocks blocks = sequence_.blocks != nullptr ? cached_blocks(span, keys) : packed_blocks(span_begin, keys);
     blocks.ready = true;
     return blocks;
@@ -382,7 +380,7 @@ void RowBlock::to_weights(float* scores, std::size_t count, std::int64_t state) 
         return;
     }
     for (std::size_t t = 0; t < count; ++t) {
-        // what is not allowed stays so, also beside a NaN; a row that sees nothing has no maximum to subtract
+        // a row that sees nothing has no maximum to subtract
         if (scores[t] != -kInfinity) scores[t] -= max;
     }
     plan_.kernels.exp2(scores, scores, count);

@@ -93,7 +93,8 @@ class RowBlock {
           sequence_(plan.problem.sequences[size(item / plan.problem.kv_heads)]),
           kv_head_(item % plan.problem.kv_heads),
           first_row_(index * plan.block_positions),
-          positions_(std::min(plan.block_positions, sequence_.q_len - first_row_)) {}
+          positions_(std::min(plan.block_positions, sequence_.q_len - first_row_)),
+          keys_(keys_of_block()) {}
 
     /// False past the end of a sequence that is shorter than the call's longest.
     bool exists() const noexcept { return positions_ > 0; }
@@ -175,6 +176,7 @@ class RowBlock {
     std::int64_t kv_head_;
     std::int64_t first_row_;  ///< of the sequence's query rows
     std::int64_t positions_;
+    Range keys_;  ///< that some row of the block may see
 };
 
 }  // namespace headlong

@@ -92,26 +92,17 @@ void run_stage(Context& context, Workspace& workspace, const AttentionOptions& o
 void attention_scores(Context& context, const InputTensor<4>& query, const InputTensor<4>& key,
                       const AttentionOptions& options, ScoreStage stage, const OutputTensor<4>& scores) {
     check_stage(stage);
-    check_input("query", query);
-    check_input("key", key);
     check_output("scores", scores);
-    const std::int64_t batch = query.extents[0];
-    const Lengths lengths{query.extents[2], key.extents[2]};
-    const CallShape shape{query.extents[1], key.extents[1], query.extents[3], 0};
-    check_extent("key", 0, key.extents[0], batch, "query's batch");
-    check_extent("key", 3, key.extents[3], shape.head_dim, "query's head_dim");
-    check_shape(shape);
-    check_same_extents<4>("scores", scores.extents, {batch, shape.heads, lengths.q_len, lengths.kv_len},
+    const PlainCall call = check_plain(query, key, 0, options);
+    const CallShape& shape = call.shape;
+    const Lengths& lengths = call.lengths;
+    check_same_extents<4>("scores", scores.extents, {call.batch, shape.heads, lengths.q_len, lengths.kv_len},
                           "as in query and key");
-    check_batch(batch);
-    check_lengths(lengths);
-    check_options(options, shape, static_cast<std::size_t>(batch), lengths);
-    for (std::size_t i = 0; i < options.kv_lengths.size(); ++i) check_kv_length(options, i, lengths.kv_len);
     if (is_empty<4>(scores.extents)) return;
 
     with_memory_errors("attention_scores", [&] {
         auto workspace = context.impl().workspaces.lend();
-        const auto count = static_cast<std::size_t>(batch);
+        const auto count = static_cast<std::size_t>(call.batch);
         const CallLists lists = lists_in(*workspace, count, count);
         for (std::size_t i = 0; i < count; ++i) {
             const auto b = static_cast<std::int64_t>(i);

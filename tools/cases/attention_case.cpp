@@ -50,17 +50,6 @@ struct Operand {
     }
 };
 
-DType dtype_of(FileType type) {
-    switch (type) {
-        case FileType::f16:
-            return DType::f16;
-        case FileType::bf16:
-            return DType::bf16;
-        default:
-            return DType::f32;
-    }
-}
-
 /// Everything that a case says, checked: no shape disagrees with another one.
 struct Problem {
     std::int64_t batch = 0, heads = 0, kv_heads = 0, q_len = 0, new_len = 0, past_len = 0, head_dim = 0, value_dim = 0;

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include <headlong/tensor.hpp>
+
 #include "engine/safetensors.hpp"
 #include "tools/cases/comparison.hpp"
 
@@ -40,5 +42,10 @@ class CaseFile {
   private:
     SafetensorsFile file_;
 };
+
+/// The library's type of a file's floats; f64, which the library has not, is rounded to f32.
+inline DType dtype_of(FileType type) noexcept {
+    return type == FileType::f16 ? DType::f16 : type == FileType::bf16 ? DType::bf16 : DType::f32;
+}
 
 }  // namespace headlong::tools

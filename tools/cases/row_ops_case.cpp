@@ -31,10 +31,6 @@ std::int64_t product(const Shape& shape, std::size_t first, std::size_t last) {
                            shape.begin() + static_cast<std::ptrdiff_t>(last), std::int64_t{1}, std::multiplies<>());
 }
 
-DType dtype_of(FileType type) {
-    return type == FileType::f16 ? DType::f16 : type == FileType::bf16 ? DType::bf16 : DType::f32;
-}
-
 /// The type that the library computes from or to, where a file has this one.
 FileType computed(FileType type) { return type == FileType::f64 ? FileType::f32 : type; }
 
