@@ -4,6 +4,7 @@
 #include "kernels/kernel_table.hpp"
 
 #include "kernels/dot_panels-inl.hpp"
+#include "kernels/limits-inl.hpp"
 #include "kernels/merge-inl.hpp"
 #include "kernels/pack-inl.hpp"
 #include "kernels/rows-inl.hpp"
@@ -40,6 +41,12 @@ constinit const kernels::KernelTable table{
     .rotate = rotate,
     .swiglu = swiglu,
     .exp2 = exp2_array,
+    .fma_loop = fma_loop,
+    .dot_loop = dot_loop,
+    .read_loop = read_loop,
+    .limit_sums = kLimitSums,
+    .fma_flops = kLimitSums * kLanes * 2,
+    .dot_ops = kLimitSums * kDotProducts * 2,
 };
 
 }  // namespace headlong::HEADLONG_ISA

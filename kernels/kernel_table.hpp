@@ -217,6 +217,14 @@ struct SwiGlu {
     std::size_t count;
 };
 
+/// Reads memory and returns the sum of its floats: what bandwidth is measured with.
+struct ReadLoop {
+    const float* data;           ///< 64-byte aligned
+    std::size_t count;           ///< a multiple of kReadFloats
+    std::size_t prefetch_bytes;  ///< how far ahead lines are asked for; 0: not at all, the processor guesses
+};
+inline constexpr std::size_t kReadFloats = 128;
+
 struct KernelTable {
     const char* name;  ///< the instruction set's name
     void (*dot_panels)(const DotPanels&) noexcept;
@@ -234,6 +242,16 @@ struct KernelTable {
     void (*rotate)(const Rotate&) noexcept;
     void (*swiglu)(const SwiGlu&) noexcept;
     void (*exp2)(const float* x, float* y, std::size_t count) noexcept;  ///< the exponential of softmax_span
+
+    // What instruments measure the machine's limits with (limits-inl.hpp).
+    float (*fma_loop)(std::size_t rounds) noexcept;          ///< fma_flops FLOPs a round; gives 2 per lane of the sums,
+                                                             ///< fma_flops in all, if rounds >= 64
+    std::uint32_t (*dot_loop)(std::size_t rounds) noexcept;  ///< dot_ops integer operations a round; gives
+                                                             ///< rounds * dot_ops / 2, mod 2^32
+    float (*read_loop)(const ReadLoop&) noexcept;
+    std::size_t limit_sums;  ///< instructions a round of fma_loop and dot_loop
+    std::size_t fma_flops;
+    std::size_t dot_ops;
 };
 
 /// Tables that this build holds, in the order of headlong::Isa; null where the architecture has no such unit.

@@ -17,6 +17,10 @@
 //   even_lanes, odd_lanes  (a, b): the even, the odd lanes of a followed by b
 //   zip_low, zip_high      (a, b): a0 b0 a1 b1 ..., its first kLanes, and those that follow
 //   load_n, store_n  the first n <= kLanes lanes; the rest are +0, or left alone in memory
+//   I32, DotOperand, zero_i32, dot_ones   32-bit sums, and what their products are made of
+//   dot_add        (sums, a, b): sums + the products of a's and b's 8-bit elements (widened where the set must), in
+//                  the set's fastest way; kDotProducts of them
+//   hide           what a register holds is no longer known to the compiler: nothing is folded or hoisted over it
 //   transpose_16   16 strided rows of kTransposeColumns floats -> kTransposeColumns panel rows of 16
 //
 // What xsimd 8 lacks or gets wrong (fused multiply-add on AVX-512, NaN order of max, partial loads) is native here.

@@ -94,6 +94,22 @@ HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept {
     return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31);
 }
 
+// 16-bit pairs: the unsigned-by-signed 8-bit multiply of AVX2 saturates. One a cycle or two.
+using I32 = __m256i;
+using DotOperand = __m256i;
+inline constexpr std::size_t kDotProducts = 16;
+HEADLONG_INLINE I32 zero_i32() noexcept { return _mm256_setzero_si256(); }
+HEADLONG_INLINE DotOperand dot_ones() noexcept { return _mm256_set1_epi16(1); }
+HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept {
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
+}
+HEADLONG_INLINE void hide(__m256i& x) noexcept { asm volatile("" : "+x"(x)); }
+HEADLONG_INLINE void hide(F32& x) noexcept {
+    __m256 bits = x;
+    asm volatile("" : "+x"(bits));
+    x = bits;
+}
+
 #include "kernels/simd/transpose_avx2-inl.hpp"
 
 }  // namespace headlong::HEADLONG_ISA

@@ -92,6 +92,22 @@ HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept {
     return _mm512_permutex2var_ps(a, lanes, b);
 }
 
+// 16-bit pairs, as without VNNI: this set has no dot product of bytes. One a cycle or two.
+using I32 = __m512i;
+using DotOperand = __m512i;
+inline constexpr std::size_t kDotProducts = 32;
+HEADLONG_INLINE I32 zero_i32() noexcept { return _mm512_setzero_si512(); }
+HEADLONG_INLINE DotOperand dot_ones() noexcept { return _mm512_set1_epi16(1); }
+HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept {
+    return _mm512_add_epi32(sums, _mm512_madd_epi16(a, b));
+}
+HEADLONG_INLINE void hide(__m512i& x) noexcept { asm volatile("" : "+v"(x)); }
+HEADLONG_INLINE void hide(F32& x) noexcept {
+    __m512 bits = x;
+    asm volatile("" : "+v"(bits));
+    x = bits;
+}
+
 #include "kernels/simd/transpose_avx2-inl.hpp"
 
 }  // namespace headlong::HEADLONG_ISA

@@ -89,6 +89,30 @@ HEADLONG_INLINE F32 odd_lanes(F32 a, F32 b) noexcept { return F32{a[1], a[3], b[
 HEADLONG_INLINE F32 zip_low(F32 a, F32 b) noexcept { return F32{a[0], b[0], a[1], b[1]}; }
 HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept { return F32{a[2], b[2], a[3], b[3]}; }
 
+// Plain 32-bit products: what the compiler makes of them is all that is sure to be there.
+using I32 = U32;
+using DotOperand = U32;
+inline constexpr std::size_t kDotProducts = 4;
+HEADLONG_INLINE I32 zero_i32() noexcept { return I32{}; }
+HEADLONG_INLINE DotOperand dot_ones() noexcept { return U32{1, 1, 1, 1}; }
+HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept { return sums + a * b; }
+#if defined(__x86_64__)
+template <class Vector>
+HEADLONG_INLINE void hide(Vector& x) noexcept {
+    asm volatile("" : "+x"(x));
+}
+#elif defined(__aarch64__)
+template <class Vector>
+HEADLONG_INLINE void hide(Vector& x) noexcept {
+    asm volatile("" : "+w"(x));
+}
+#else
+template <class Vector>
+HEADLONG_INLINE void hide(Vector& x) noexcept {
+    asm volatile("" : "+m"(x));
+}
+#endif
+
 inline constexpr std::size_t kTransposeColumns = 4;
 HEADLONG_INLINE void transpose_16(const float* rows, std::ptrdiff_t stride, float* panel) noexcept {
     for (std::ptrdiff_t row = 0; row < 16; ++row) {

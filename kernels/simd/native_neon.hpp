@@ -81,6 +81,23 @@ HEADLONG_INLINE F32 odd_lanes(F32 a, F32 b) noexcept { return vuzp2q_f32(a, b); 
 HEADLONG_INLINE F32 zip_low(F32 a, F32 b) noexcept { return vzip1q_f32(a, b); }
 HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept { return vzip2q_f32(a, b); }
 
+// 16 bytes a step: a widening multiply of each half, and the neighbours' products added up.
+using I32 = int32x4_t;
+using DotOperand = int8x16_t;
+inline constexpr std::size_t kDotProducts = 16;
+HEADLONG_INLINE I32 zero_i32() noexcept { return vdupq_n_s32(0); }
+HEADLONG_INLINE DotOperand dot_ones() noexcept { return vdupq_n_s8(1); }
+HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept {
+    const I32 low = vpadalq_s16(sums, vmull_s8(vget_low_s8(a), vget_low_s8(b)));
+    return vpadalq_s16(low, vmull_high_s8(a, b));
+}
+HEADLONG_INLINE void hide(int8x16_t& x) noexcept { asm volatile("" : "+w"(x)); }
+HEADLONG_INLINE void hide(F32& x) noexcept {
+    float32x4_t bits = x;
+    asm volatile("" : "+w"(bits));
+    x = bits;
+}
+
 inline constexpr std::size_t kTransposeColumns = 4;
 HEADLONG_INLINE void transpose_16(const float* rows, std::ptrdiff_t stride, float* panel) noexcept {
     HEADLONG_UNROLL for (std::ptrdiff_t quad = 0; quad < 4; ++quad) {

@@ -1,0 +1,143 @@
+#include "engine/limits.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <vector>
+
+#include "engine/context_impl.hpp"
+#include "engine/parallel.hpp"
+
+namespace headlong {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+void check(bool right, const char* loop) {
+    if (!right) throw std::logic_error(std::string("limits: the sum of ") + loop + " is wrong");
+}
+
+// About 1.5 ms at 3 GHz and two instructions a cycle: long beside the 10 to 50 us that waking a thread takes, short
+// beside the changes of a clock.
+constexpr std::size_t kInstructions = 9'000'000;
+
+/// Runs a loop of `operations` a round once on every thread, for about kInstructions of `per_round` each; returns
+/// operations/s of all of them.
+template <class Loop>
+double rate(Context::Impl& context, std::size_t operations, std::size_t per_round, const Loop& loop) {
+    const std::size_t threads = context.executor->concurrency();
+    const std::size_t rounds = kInstructions / per_round;
+    const Clock::time_point start = Clock::now();
+    parallel_for(*context.executor, threads, [&](std::size_t, std::size_t) noexcept { loop(rounds); });
+    return static_cast<double>(operations) * static_cast<double>(rounds * threads) / seconds_since(start);
+}
+
+/// Seconds of one dependent multiply.
+double multiply_seconds() noexcept {
+    constexpr int kSteps = 2500;
+    constexpr int kUnrolled = 8;
+    const Clock::time_point start = Clock::now();
+#if defined(__aarch64__)
+    float x = 1.0F;
+    float factor = 1.0F;
+    asm volatile("" : "+w"(x), "+w"(factor));
+#define HEADLONG_HIDE(x) asm volatile("" : "+w"(x))
+#else
+    std::uint32_t x = 3;  // 32 bits: 64 take 5 cycles on small cores
+    std::uint32_t factor = 5;
+    asm volatile("" : "+r"(x), "+r"(factor));
+#define HEADLONG_HIDE(x) asm volatile("" : "+r"(x))
+#endif
+    for (int step = 0; step < kSteps; ++step) {
+#pragma GCC unroll 8
+        for (int i = 0; i < kUnrolled; ++i) {
+            x *= factor;
+            HEADLONG_HIDE(x);  // or products of constants could be taken together
+        }
+    }
+#undef HEADLONG_HIDE
+    return seconds_since(start) / (kSteps * kUnrolled);
+}
+
+}  // namespace
+
+double measure_flops(Context& context) {
+    Context::Impl& impl = context.impl();
+    const kernels::KernelTable& table = impl.kernels;
+    const auto expected = static_cast<float>(table.fma_flops);
+    std::atomic<bool> right{true};
+    const double result = rate(impl, table.fma_flops, table.limit_sums, [&](std::size_t rounds) noexcept {
+        if (table.fma_loop(rounds) != expected) right.store(false, std::memory_order_relaxed);
+    });
+    check(right, "the multiply-add loop");
+    return result;
+}
+
+double measure_int8_ops(Context& context) {
+    Context::Impl& impl = context.impl();
+    const kernels::KernelTable& table = impl.kernels;
+    std::atomic<bool> right{true};
+    const double result = rate(impl, table.dot_ops, table.limit_sums, [&](std::size_t rounds) noexcept {
+        const auto expected = static_cast<std::uint32_t>(rounds * table.dot_ops / 2);
+        if (table.dot_loop(rounds) != expected) right.store(false, std::memory_order_relaxed);
+    });
+    check(right, "the integer loop");
+    return result;
+}
+
+double measure_clock(Context& context) {
+    constexpr double kCycles = 3.0;
+    const std::size_t threads = context.concurrency();
+    std::vector<double> slowest(threads);
+    parallel_for(*context.impl().executor, threads, [&](std::size_t task, std::size_t) noexcept {
+        double best = multiply_seconds();
+        for (int i = 0; i < 3; ++i) best = std::min(best, multiply_seconds());  // the first ones may be interrupted
+        slowest[task] = best;
+    });
+    return kCycles / *std::max_element(slowest.begin(), slowest.end());
+}
+
+ReadBuffer::ReadBuffer(std::size_t bytes, std::pmr::memory_resource& memory)
+    : buffer_(memory), floats_(bytes / sizeof(float) / kernels::kReadFloats * kernels::kReadFloats) {
+    std::fill_n(buffer_.ensure_floats(floats_), floats_, 1.0F);
+}
+
+double ReadBuffer::measure(Context& context, std::size_t size, std::size_t least) {
+    constexpr std::size_t kPrefetchBytes = 4096;  // a page ahead, where the decode kernels' prefetch lies too
+    constexpr std::size_t kMostFloats = std::size_t{1} << 24U;  // a call's sum of ones stays exact
+    constexpr std::size_t kUnit = kernels::kReadFloats;
+    Context::Impl& impl = context.impl();
+    const auto* floats = reinterpret_cast<const float*>(buffer_.data());
+    const std::size_t threads = impl.executor->concurrency();
+    const std::size_t units = std::min(size / sizeof(float), floats_) / kUnit;
+    if (units < threads) return 0.0;  // less than a line a thread
+    const std::size_t wanted = std::max(least / sizeof(float) / kUnit / threads, std::size_t{1});  // units a thread
+    double best = 0.0;
+    for (const std::size_t prefetch : {std::size_t{0}, kPrefetchBytes}) {
+        std::atomic<bool> right{true};
+        const std::size_t from = at_;
+        const Clock::time_point start = Clock::now();
+        // each thread has a part of its own, as it has of a cache's heads
+        parallel_for(*impl.executor, threads, [&](std::size_t task, std::size_t) noexcept {
+            const std::size_t begin = task * units / threads;
+            const std::size_t part = (task + 1) * units / threads - begin;
+            for (std::size_t done = 0; done < wanted;) {
+                const std::size_t at = (from + done) % part;
+                const std::size_t run = std::min({wanted - done, part - at, kMostFloats / kUnit});
+                const float sum = impl.kernels.read_loop({floats + (begin + at) * kUnit, run * kUnit, prefetch});
+                if (sum != static_cast<float>(run * kUnit)) right.store(false, std::memory_order_relaxed);
+                done += run;
+            }
+        });
+        const double bytes = static_cast<double>(wanted * threads * kUnit * sizeof(float));
+        best = std::max(best, bytes / seconds_since(start));
+        check(right, "the read loop");
+        at_ = from + wanted;
+    }
+    return best;
+}
+
+}  // namespace headlong
