@@ -69,7 +69,7 @@ double measure_flops(Context& context) {
     const kernels::KernelTable& table = impl.kernels;
     const auto expected = static_cast<float>(table.fma_flops);
     std::atomic<bool> right{true};
-    const double result = rate(impl, table.fma_flops, table.limit_sums, [&](std::size_t rounds) noexcept {
+    const double result = rate(impl, table.fma_flops, table.fma_sums, [&](std::size_t rounds) noexcept {
         if (table.fma_loop(rounds) != expected) right.store(false, std::memory_order_relaxed);
     });
     check(right, "the multiply-add loop");
@@ -80,7 +80,7 @@ double measure_int8_ops(Context& context) {
     Context::Impl& impl = context.impl();
     const kernels::KernelTable& table = impl.kernels;
     std::atomic<bool> right{true};
-    const double result = rate(impl, table.dot_ops, table.limit_sums, [&](std::size_t rounds) noexcept {
+    const double result = rate(impl, table.dot_ops, table.dot_sums, [&](std::size_t rounds) noexcept {
         const auto expected = static_cast<std::uint32_t>(rounds * table.dot_ops / 2);
         if (table.dot_loop(rounds) != expected) right.store(false, std::memory_order_relaxed);
     });

@@ -44,9 +44,10 @@ constinit const kernels::KernelTable table{
     .fma_loop = fma_loop,
     .dot_loop = dot_loop,
     .read_loop = read_loop,
-    .limit_sums = kLimitSums,
-    .fma_flops = kLimitSums * kLanes * 2,
-    .dot_ops = kLimitSums * kDotProducts * 2,
+    .fma_sums = kFmaSums,
+    .fma_flops = kFmaSums * kLanes * 2,
+    .dot_sums = kDotSums,
+    .dot_ops = kDotSums * kDotProducts * 2,
 };
 
 }  // namespace headlong::HEADLONG_ISA

@@ -249,8 +249,9 @@ struct KernelTable {
     std::uint32_t (*dot_loop)(std::size_t rounds) noexcept;  ///< dot_ops integer operations a round; gives
                                                              ///< rounds * dot_ops / 2, mod 2^32
     float (*read_loop)(const ReadLoop&) noexcept;
-    std::size_t limit_sums;  ///< instructions a round of fma_loop and dot_loop
+    std::size_t fma_sums;  ///< multiply-adds a round of fma_loop
     std::size_t fma_flops;
+    std::size_t dot_sums;  ///< dot products a round of dot_loop
     std::size_t dot_ops;
 };
 

@@ -10,18 +10,20 @@ namespace headlong::HEADLONG_ISA {
 
 // As many independent sums as the score kernel's register tile has: enough to hide the latency, which is what the
 // tile's size was chosen for.
-inline constexpr std::size_t kLimitSums = kTileVectors;
+inline constexpr std::size_t kFmaSums = kTileVectors;
+// A product is a register of its own here, and adding it takes one cycle.
+inline constexpr std::size_t kDotSums = kTileVectors * 2 / 3;
 
 /// Every sum runs x = x / 2 + 1 from its own number, which ends at 2: [sums][lanes] of them.
 inline float fma_loop(std::size_t rounds) noexcept {
-    F32 sums[kLimitSums];
-    HEADLONG_UNROLL for (std::size_t i = 0; i < kLimitSums; ++i) sums[i] = broadcast(static_cast<float>(i));
+    F32 sums[kFmaSums];
+    HEADLONG_UNROLL for (std::size_t i = 0; i < kFmaSums; ++i) sums[i] = broadcast(static_cast<float>(i));
     F32 half = broadcast(0.5F);
     F32 one = broadcast(1.0F);
     hide(half);
     hide(one);
     for (std::size_t round = 0; round < rounds; ++round) {
-        HEADLONG_UNROLL for (std::size_t i = 0; i < kLimitSums; ++i) sums[i] = fma(sums[i], half, one);
+        HEADLONG_UNROLL for (std::size_t i = 0; i < kFmaSums; ++i) sums[i] = fma(sums[i], half, one);
     }
     float total = 0.0F;
     for (const F32& sum : sums) {
@@ -34,12 +36,12 @@ inline float fma_loop(std::size_t rounds) noexcept {
 
 /// Every sum gains kDotProducts products 1 * 1 a round.
 inline std::uint32_t dot_loop(std::size_t rounds) noexcept {
-    I32 sums[kLimitSums];
-    HEADLONG_UNROLL for (std::size_t i = 0; i < kLimitSums; ++i) sums[i] = zero_i32();
+    I32 sums[kDotSums];
+    HEADLONG_UNROLL for (std::size_t i = 0; i < kDotSums; ++i) sums[i] = zero_i32();
     DotOperand left = dot_ones();
     DotOperand right = dot_ones();
     for (std::size_t round = 0; round < rounds; ++round) {
-        HEADLONG_UNROLL for (std::size_t i = 0; i < kLimitSums; ++i) {
+        HEADLONG_UNROLL for (std::size_t i = 0; i < kDotSums; ++i) {
             hide(left);  // or the product would be computed once for all
             sums[i] = dot_add(sums[i], left, right);
         }
