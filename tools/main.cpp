@@ -1,6 +1,7 @@
 // The headlong command line: what may be typed, and how errors are told. The commands are in files of their own.
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <new>
 #include <string>
 
@@ -10,6 +11,7 @@
 #include <headlong/version.hpp>
 
 #include "engine/mapped_file.hpp"
+#include "tools/bench/bench_options.hpp"
 #include "tools/commands.hpp"
 
 namespace headlong::tools {
@@ -63,6 +65,7 @@ int run(int argc, char** argv) {
 
     InfoArguments info;
     CLI::App* const info_command = app.add_subcommand("info", "Show what this build and this machine can do");
+    info_command->add_flag("--measure", info.measure, "Measure what this machine can do at best");
     info_command->add_flag("--json", info.json, "Print JSON");
 
     VerifyArguments verify;
@@ -112,21 +115,26 @@ int run(int argc, char** argv) {
         ->check(CLI::Range(1, 4096).description(""));
     generate_command->add_flag("--json", generate.json, "Print JSON at the end instead of text");
 
+    std::function<int()> chosen;
+    add_bench(app, chosen);
+
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success& request) {  // --help and --version
         return app.exit(request);
     } catch (const CLI::ParseError& error) {
-        const std::string command = *info_command       ? "headlong info"
-                                    : *verify_command   ? "headlong verify"
-                                    : *generate_command ? "headlong generate"
-                                                        : "headlong";
+        const std::string command = *info_command                 ? "headlong info"
+                                    : *verify_command             ? "headlong verify"
+                                    : *generate_command           ? "headlong generate"
+                                    : app.got_subcommand("bench") ? "headlong bench"
+                                                                  : "headlong";
         return complain(fmt::format("{} (see {} --help)", error.what(), command));
     }
     if (*info_command) return run_info(info);
     if (*verify_command) return run_verify(verify);
     if (*generate_command) return run_generate(generate);
-    return complain("a command is needed: info, verify or generate (see headlong --help)");
+    if (chosen) return chosen();
+    return complain("a command is needed: info, verify, generate or bench (see headlong --help)");
 }
 
 }  // namespace

@@ -1,0 +1,21 @@
+// Contexts of the command line.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <headlong/context.hpp>
+
+namespace headlong::tools {
+
+/// On exactly so many threads, more than the processor has if asked for. Without an instruction set, the best one.
+std::unique_ptr<Context> make_context(std::optional<Isa> isa, std::size_t threads);
+
+/// What --isa asks for: an instruction set, "all" for every one that this machine has and HEADLONG_ISA allows, or ""
+/// for the best. Throws InvalidArgument, naming those that are allowed.
+std::vector<Isa> parse_isas(const std::string& name);
+
+}  // namespace headlong::tools
