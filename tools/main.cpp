@@ -52,7 +52,8 @@ Exit codes: 0 done, 2 a bad call or input.)";
 
 /// One line on stderr, whatever the text holds.
 int complain(const std::string& text) {
-    fmt::print(stderr, "headlong: {}\n", one_line(text));
+    constexpr std::size_t kLongest = 2000;  // the names of all presets have room
+    fmt::print(stderr, "headlong: {}\n", one_line(text, kLongest));
     return bad_call;
 }
 
