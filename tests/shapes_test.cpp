@@ -41,6 +41,7 @@ TEST(ListsTest, ValuesAndRanges) {
     EXPECT_EQ(list("1-8+3"), Values({1, 4, 7}));
     EXPECT_EQ(list("5-5*2"), Values({5}));
     EXPECT_EQ(list("4,1-5,4,9"), Values({4, 1, 2, 3, 5, 9})) << "each once, in order";
+    EXPECT_EQ(parse_list("--lens", "4,1-3,4", 1, 9, tools::Repeats::kept), Values({4, 1, 2, 3, 4}));
     EXPECT_EQ(parse_list("-t", "0", 0, 8), Values({0}));
     EXPECT_EQ(parse_list("-t", "0-2", 0, 8), Values({0, 1, 2}));
     EXPECT_EQ(list("1-1000").size(), 1000U);

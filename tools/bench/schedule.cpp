@@ -97,20 +97,25 @@ BenchResult run_bench(const BenchPlan& plan, const OnProgress& on_progress) {
     std::size_t rows_done = 0;
     const std::size_t most_read = std::max(8 * last_level_cache_bytes(), std::size_t{64} << 20U);
 
-    for (std::size_t first = 0; first < plan.workloads.size();) {
+    std::vector<std::size_t> used;
+    for (std::size_t w = 0; w < plan.workloads.size(); ++w) {
+        if (std::ranges::any_of(plan.rows, [&](const PlannedRow& row) { return row.workload == w; })) used.push_back(w);
+    }
+    for (std::size_t first = 0; first < used.size();) {
         // half of what is free: the rest is for scratch, the read buffer and others
         const std::size_t budget = available_memory() / 2;
         std::size_t end = first;
         std::size_t bytes = 0;
         do {
-            bytes += plan.workloads[end].memory_bytes;
+            bytes += plan.workloads[used[end]].memory_bytes;
             ++end;
-        } while (end < plan.workloads.size() && bytes + plan.workloads[end].memory_bytes <= budget);
+        } while (end < used.size() && bytes + plan.workloads[used[end]].memory_bytes <= budget);
 
         std::vector<std::unique_ptr<Workload>> workloads;
         std::vector<Runner> runners;
         std::size_t walk = 0;
-        for (std::size_t w = first; w < end; ++w) {
+        for (std::size_t i = first; i < end; ++i) {
+            const std::size_t w = used[i];
             const std::unique_ptr<Context> maker = make_context({}, default_concurrency());
             workloads.push_back(plan.workloads[w].make(*maker));
             walk = std::max(walk, workloads.back()->walk_bytes());

@@ -48,9 +48,8 @@ struct RowResult {
     std::size_t kv_bytes = 0;
     std::size_t scratch_bytes = 0;
     std::int64_t tokens = 0;
-    std::size_t layers = 0;
     bool steady = false;
-    std::optional<Deviation> deviation;
+    std::optional<Deviation> deviation = {};
 
     double gflops() const { return flops / ns.median(); }
     double gbps() const { return bytes / ns.median(); }

@@ -84,7 +84,7 @@ void keep_once(std::vector<T>& values, const T& value) {
 }  // namespace
 
 std::vector<std::int64_t> parse_list(const std::string& option, const std::string& text, std::int64_t least,
-                                     std::int64_t most) {
+                                     std::int64_t most, Repeats repeats) {
     const auto fail = [&](const std::string& what) {
         throw InvalidArgument(
             fmt::format("{} is {}: {}; allowed are whole numbers from {} to {} as in 512,2048 or 512-8192*2 or 1-4+1",
@@ -98,7 +98,11 @@ std::vector<std::int64_t> parse_list(const std::string& option, const std::strin
         if (range->first < least || range->last > most) fail(quoted(item) + " is out of range");
         for (std::int64_t value = range->first;;) {
             if (++count > kMostValues) fail(fmt::format("these are more than {} values", kMostValues));
-            keep_once(values, value);
+            if (repeats == Repeats::kept) {
+                values.push_back(value);
+            } else {
+                keep_once(values, value);
+            }
             std::int64_t next = 0;
             if (__builtin_mul_overflow(value, range->factor, &next) ||
                 __builtin_add_overflow(next, range->step, &next) || next > range->last) {
