@@ -85,7 +85,7 @@ std::string plot_program(const std::string& path, const std::vector<Json>& rows)
     const std::string terminal = path.ends_with(".png") ? "pngcairo" : "svg";
     program +=
         fmt::format("set terminal {} size 900,{} noenhanced\nset output {}\n", terminal, 420 * filled, quoted(path));
-    program += fmt::format("set multiplot layout {},1\nset logscale x 2\nset grid\nset key outside bottom\n", filled);
+    program += fmt::format("set multiplot layout {},1\nset logscale x 2\nset grid\nset key below\n", filled);
     program += "set xlabel 'tokens'\nset yrange [0:*]\n";
     const std::pair<const char*, int> axes[3] = {{"GFLOP/s", 2}, {"GB/s", 2}, {"fraction of the limit", 3}};
     for (std::size_t panel = 0; panel < 3; ++panel) {
