@@ -14,12 +14,9 @@
 #include <headlong/error.hpp>
 #include <headlong/model.hpp>
 
-#if HEADLONG_HAVE_MIMALLOC
-#include <headlong/mimalloc.hpp>
-#endif
-
 #include "engine/mapped_file.hpp"
 #include "tools/commands.hpp"
+#include "tools/context_options.hpp"
 #include "tools/embedded_model.hpp"
 
 namespace headlong::tools {
@@ -78,17 +75,8 @@ double rate(std::int64_t tokens, double seconds) { return seconds > 0.0 ? static
 int run_generate(const GenerateArguments& arguments) {
     const Interrupt interrupt;  // before the context starts threads
     const std::string prompt = arguments.prompt_file.empty() ? arguments.prompt : read_prompt(arguments.prompt_file);
-    ContextOptions context_options;
-    if (!arguments.isa.empty()) {
-        context_options.isa = parse_isa(arguments.isa);
-        if (!context_options.isa)
-            throw InvalidArgument(
-                fmt::format("--isa is '{}', which is no instruction set; see headlong info", arguments.isa));
-    }
+    ContextOptions context_options = context_options_of(arguments.isa);
     context_options.threads = arguments.threads;
-#if HEADLONG_HAVE_MIMALLOC
-    context_options.memory = &mimalloc_resource();
-#endif
     static_cast<void>(Sampler(arguments.sampling));  // refused before a model is loaded
     Context context(context_options);
     const Model model = load_model(context, arguments.model);

@@ -15,6 +15,7 @@
 #include "engine/isa.hpp"
 #include "engine/mapped_file.hpp"
 #include "tools/commands.hpp"
+#include "tools/measure/machine.hpp"
 
 #ifndef HEADLONG_BUILD_TYPE
 #error "the build must define HEADLONG_BUILD_TYPE"
@@ -52,29 +53,6 @@ std::string processor() {
         if (begin != std::string::npos) return one_line(line.substr(begin));
     }
     return "unknown";
-}
-
-struct CacheLevel {
-    std::string name;  // "L1d", "L2" ...
-    std::uint64_t kib = 0;
-};
-
-/// Caches of the first processor as Linux tells them; empty where it does not.
-std::vector<CacheLevel> cache_levels() {
-    std::vector<CacheLevel> levels;
-    for (int index = 0; index < 8; ++index) {
-        const std::string folder = fmt::format("/sys/devices/system/cpu/cpu0/cache/index{}/", index);
-        std::ifstream level_file(folder + "level");
-        std::ifstream type_file(folder + "type");
-        std::ifstream size_file(folder + "size");
-        std::string level, type, unit;
-        std::uint64_t size = 0;
-        if (!(level_file >> level) || !(type_file >> type) || !(size_file >> size >> unit)) break;
-        if (type == "Instruction") continue;
-        if (unit == "M") size *= 1024;
-        levels.push_back({one_line("L" + level + (type == "Data" ? "d" : "")), size});
-    }
-    return levels;
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ constexpr const char* kExamples = R"(Examples:
                                       case files, on every instruction set of this machine
   headlong generate -p "It is a truth"
                                       continue a text with the embedded model
+  headlong profile                    where the time of its layers goes
 
 Exit codes: 0 done, 1 a check failed, 2 a bad call or input.)";
 
@@ -45,6 +46,19 @@ Examples:
   headlong generate -p "Mr. Bennet looked out of the window and" -n 96
   headlong generate models/llama -p "Once" --temperature 0.8 --top-p 0.9 --seed 7
   headlong generate --prompt-file letter.txt --stop "THE END" --json
+
+Exit codes: 0 done, 2 a bad call or input.)";
+
+constexpr const char* kProfileExamples =
+    R"(Computes a prompt of pseudo-random tokens and continues it greedily, once untimed and once timed, and shows what
+each kind of operation took, beside the arithmetic and the memory bandwidth that the same threads reach at best.
+MODEL_DIR is as for generate. "waiting" is the time of threads that a loop has no task for, taken off the operation
+whose loop it is. A trace opens in ui.perfetto.dev.
+
+Examples:
+  headlong profile
+  headlong profile models/llama -p 2048 -n 128 --layers
+  headlong profile --threads 1 --trace trace.json --json
 
 Exit codes: 0 done, 2 a bad call or input.)";
 
@@ -112,6 +126,30 @@ int run(int argc, char** argv) {
         ->check(CLI::Range(1, 4096).description(""));
     generate_command->add_flag("--json", generate.json, "Print JSON at the end instead of text");
 
+    ProfileArguments profile;
+    CLI::App* const profile_command =
+        app.add_subcommand("profile", "Show where the time of a model's prefill and decode steps goes");
+    profile_command->footer(kProfileExamples);
+    profile_command->add_option("model", profile.model, "A model folder; the embedded model if not given")
+        ->type_name("MODEL_DIR");
+    profile_command
+        ->add_option("-p,--prompt-tokens", profile.prompt_tokens,
+                     "Tokens of the prompt; 512, or as many as the model allows, if not given")
+        ->type_name("N");
+    profile_command
+        ->add_option("-n,--decode-steps", profile.decode_steps,
+                     "Tokens computed one by one; 64, or as many as the model allows, if not given")
+        ->type_name("N");
+    profile_command->add_flag("--layers", profile.layers, "Show each layer, too");
+    profile_command->add_option("--isa", profile.isa, "Exactly this instruction set; the best one if not given")
+        ->type_name("NAME");
+    profile_command->add_option("--threads", profile.threads, "Threads; as many as this process may use if not given")
+        ->type_name("N")
+        ->check(CLI::Range(1, 4096).description(""));
+    profile_command->add_option("--trace", profile.trace, "Write a trace of every operation and task to this file")
+        ->type_name("FILE");
+    profile_command->add_flag("--json", profile.json, "Print JSON");
+
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success& request) {  // --help and --version
@@ -120,13 +158,15 @@ int run(int argc, char** argv) {
         const std::string command = *info_command       ? "headlong info"
                                     : *verify_command   ? "headlong verify"
                                     : *generate_command ? "headlong generate"
+                                    : *profile_command  ? "headlong profile"
                                                         : "headlong";
         return complain(fmt::format("{} (see {} --help)", error.what(), command));
     }
     if (*info_command) return run_info(info);
     if (*verify_command) return run_verify(verify);
     if (*generate_command) return run_generate(generate);
-    return complain("a command is needed: info, verify or generate (see headlong --help)");
+    if (*profile_command) return run_profile(profile);
+    return complain("a command is needed: info, verify, generate or profile (see headlong --help)");
 }
 
 }  // namespace
