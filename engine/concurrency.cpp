@@ -40,8 +40,10 @@ double quota_v1(const std::string& folder) {
 
 }  // namespace
 
-double cgroup_cpus(const std::string& root, const std::string& membership) {
-    double cpus = std::min(quota_v2(root), quota_v1(root + "/cpu"));  // a container sees its own cgroup at the root
+std::vector<CgroupFolder> cgroup_folders(const std::string& root, const std::string& membership,
+                                         const std::string& controller) {
+    const std::string v1_root = root + "/" + controller;
+    std::vector<CgroupFolder> folders{{root, true}, {v1_root, false}};
     std::ifstream file(membership);
     for (std::string line; std::getline(file, line);) {  // "0::/path" or "4:cpu,cpuacct:/path"
         const std::size_t first = line.find(':');
@@ -49,14 +51,22 @@ double cgroup_cpus(const std::string& root, const std::string& membership) {
         if (second == std::string::npos) continue;
         const std::string controllers = line.substr(first + 1, second - first - 1);
         const bool v2 = controllers.empty();
-        const bool v1 = ("," + controllers + ",").find(",cpu,") != std::string::npos;
+        const bool v1 = ("," + controllers + ",").find("," + controller + ",") != std::string::npos;
         if (!v1 && !v2) continue;
         for (std::string path = line.substr(second + 1); path.size() > 1;) {
-            cpus = std::min(cpus, v2 ? quota_v2(root + path) : quota_v1(root + "/cpu" + path));
+            folders.push_back({(v2 ? root : v1_root) + path, v2});
             const std::size_t slash = path.rfind('/');
             if (slash == std::string::npos) break;
             path.resize(slash);
         }
+    }
+    return folders;
+}
+
+double cgroup_cpus(const std::string& root, const std::string& membership) {
+    double cpus = kNoLimit;
+    for (const CgroupFolder& group : cgroup_folders(root, membership, "cpu")) {
+        cpus = std::min(cpus, group.v2 ? quota_v2(group.path) : quota_v1(group.path));
     }
     return cpus;
 }

@@ -55,7 +55,21 @@ class Weights {
 
 std::size_t size(std::int64_t n) noexcept { return static_cast<std::size_t>(n); }
 
+constexpr std::int64_t kNoLayer = -1;
+// FLOPs of one element: a square and its sum, two factors; two products and a sum; negation, exp, sum, quotient, gate.
+constexpr std::int64_t kNormFlops = 4;
+constexpr std::int64_t kRotaryFlops = 3;
+constexpr std::int64_t kActivationFlops = 5;
+
 }  // namespace
+
+KvCacheOptions cache_options_of(const DecoderConfig& config) {
+    KvCacheOptions options;
+    options.shape = {.kv_heads = config.kv_heads, .head_dim = config.head_dim, .value_dim = config.head_dim};
+    options.layers = config.layers;
+    options.capacity = config.max_positions;
+    return options;
+}
 
 /// Rows of one call, in the workspace.
 struct Decoder::Activations {
@@ -89,6 +103,24 @@ struct Decoder::Activations {
         cosine = next(c.head_dim / 2);
         sine = next(c.head_dim / 2);
     }
+};
+
+/// The open segment of a log, if there is one; closed at the end of the call, however it ends.
+class Decoder::Segments {
+  public:
+    explicit Segments(ForwardLog* log) noexcept : log_(log) {}
+    ~Segments() {
+        if (log_ != nullptr) log_->end();
+    }
+    Segments(const Segments&) = delete;
+    Segments& operator=(const Segments&) = delete;
+
+    void begin(Operation operation, std::int64_t layer, std::int64_t flops, std::size_t bytes) const noexcept {
+        if (log_ != nullptr) log_->begin(operation, layer, {static_cast<std::uint64_t>(flops), bytes});
+    }
+
+  private:
+    ForwardLog* log_;
 };
 
 Decoder::Decoder(Context::Impl& context, std::pmr::memory_resource& memory, DecoderConfig config,
@@ -132,8 +164,21 @@ Decoder::Decoder(Context::Impl& context, std::pmr::memory_resource& memory, Deco
     file.refuse_rest(c.tied_embeddings, names.head);
 }
 
+std::size_t Decoder::weight_bytes() const noexcept {
+    std::size_t bytes = head_->bytes();
+    for (const auto& layer : layers_) {
+        for (const Linear* linear : {&layer->query, &layer->key, &layer->value, &layer->attention_output, &layer->gate,
+                                     &layer->up, &layer->down}) {
+            bytes += linear->bytes();
+        }
+    }
+    return bytes;
+}
+
 void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
-                      std::int64_t logit_rows, std::int64_t logit_stride, const Observer& observer) const {
+                      std::int64_t logit_rows, std::int64_t logit_stride, const ForwardHooks& hooks) const {
+    const Segments segments(hooks.log);
+    segments.begin(Operation::reserve, kNoLayer, 0, 0);
     const std::int64_t held = cache.length();
     for (std::size_t layer = 0; layer < cache.layers(); ++layer) {
         if (cache.length(layer) != held) {
@@ -144,7 +189,7 @@ void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, Kv
     }
     cache.reserve(static_cast<std::int64_t>(tokens.size()));
     try {
-        run(context, tokens, cache, logits, logit_rows, logit_stride, observer);
+        run(context, tokens, cache, logits, logit_rows, logit_stride, hooks, segments);
     } catch (...) {
         for (std::size_t layer = 0; layer < cache.layers(); ++layer) cache.impl().shorten(layer, held);
         throw;
@@ -152,7 +197,8 @@ void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, Kv
 }
 
 void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
-                  std::int64_t logit_rows, std::int64_t logit_stride, const Observer& observer) const {
+                  std::int64_t logit_rows, std::int64_t logit_stride, const ForwardHooks& hooks,
+                  const Segments& segments) const {
     const DecoderConfig& c = config_;
     const auto count = static_cast<std::int64_t>(tokens.size());
     if (count == 0) return;
@@ -165,9 +211,11 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
     auto workspace = impl.workspaces.lend();
     const Activations a(*workspace, c, count);
     const auto observe = [&](std::int64_t layer, std::string_view name, const float* rows, std::int64_t columns) {
-        if (observer) observer(layer, name, rows, columns);
+        if (hooks.observer) hooks.observer(layer, name, rows, columns);
     };
-    const auto norm = [&](const float* rows, std::int64_t row_count, const std::vector<float>& weight) {
+    const auto norm = [&](std::int64_t layer, const float* rows, std::int64_t row_count,
+                          const std::vector<float>& weight) {
+        segments.begin(Operation::norm, layer, kNormFlops * row_count * c.hidden_size, weight.size() * sizeof(float));
         rms_norm(impl, rows, row_count, c.hidden_size, weight.data(), static_cast<float>(c.norm_epsilon), a.normed);
     };
     const auto extents = [&](std::int64_t heads) { return Extents<3>{heads, count, c.head_dim}; };
@@ -179,19 +227,36 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
         return OutputTensor<3>{rows, DType::f32, extents(heads), strides(heads)};
     };
 
+    const auto apply = [&](Operation operation, std::int64_t layer, const Linear& linear, const float* x,
+                           std::int64_t rows, float* y, std::int64_t y_stride, Linear::Into into) {
+        segments.begin(operation, layer, 2 * linear.inputs() * linear.outputs() * rows, linear.bytes());
+        linear.apply(impl, x, linear.inputs(), rows, y, y_stride, into);
+    };
+    const auto project = [&](std::int64_t layer, const Linear& linear, const float* x, float* y,
+                             Linear::Into into = Linear::Into::overwrite) {
+        apply(Operation::projection, layer, linear, x, count, y, linear.outputs(), into);
+    };
+    const std::int64_t seen_pairs = count * first_position + count * (count + 1) / 2;
+    const auto kv_bytes = [&](std::int64_t rows) { return sizeof(float) * size(2 * kv_width * rows); };
+
+    segments.begin(Operation::embedding, kNoLayer, 0, size(count * c.hidden_size) * size_of(embedding_->type));
     for_rows(impl, count, [&](std::int64_t row) noexcept {
         copy_floats(*embedding_, size(tokens[size(row)]) * size(c.hidden_size),
                     {a.residual + row * c.hidden_size, size(c.hidden_size)});
+    });
+    segments.begin(Operation::rotary, kNoLayer, 0, 0);
+    for_rows(impl, count, [&](std::int64_t row) noexcept {
         rotary_.tabulate(first_position + row, a.cosine + row * half, a.sine + row * half);
     });
     observe(0, "embedding", a.residual, c.hidden_size);
 
     for (std::int64_t index = 0; index < c.layers; ++index) {
         const Layer& layer = *layers_[size(index)];
-        norm(a.residual, count, layer.attention_norm);
-        layer.query.apply(impl, a.normed, c.hidden_size, count, a.query, width);
-        layer.key.apply(impl, a.normed, c.hidden_size, count, a.key, kv_width);
-        layer.value.apply(impl, a.normed, c.hidden_size, count, a.value, kv_width);
+        norm(index, a.residual, count, layer.attention_norm);
+        project(index, layer.query, a.normed, a.query);
+        project(index, layer.key, a.normed, a.key);
+        project(index, layer.value, a.normed, a.value);
+        segments.begin(Operation::rotary, index, kRotaryFlops * (width + kv_width) * count, 0);
         for_rows(impl, count, [&](std::int64_t row) noexcept {
             const float* cosine = a.cosine + row * half;
             const float* sine = a.sine + row * half;
@@ -204,25 +269,29 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
         observe(index, "q", a.query, width);
         observe(index, "k", a.key, kv_width);
         observe(index, "v", a.value, kv_width);
+        segments.begin(Operation::append, index, 0, kv_bytes(count));
         cache.append(context, size(index), input(a.key, c.kv_heads), input(a.value, c.kv_heads));
         const CachedQuery query{.query = input(a.query, c.heads),
                                 .cache = &cache,
                                 .layer = size(index),
                                 .output = output(a.attention, c.heads)};
+        segments.begin(Operation::attention, index, 4 * width * seen_pairs, kv_bytes(first_position + count));
         attend(context, std::span(&query, 1));
         observe(index, "attn", a.attention, width);
-        layer.attention_output.apply(impl, a.attention, width, count, a.residual, c.hidden_size, Linear::Into::add);
+        project(index, layer.attention_output, a.attention, a.residual, Linear::Into::add);
 
-        norm(a.residual, count, layer.mlp_norm);
-        layer.gate.apply(impl, a.normed, c.hidden_size, count, a.gate, c.intermediate_size);
-        layer.up.apply(impl, a.normed, c.hidden_size, count, a.up, c.intermediate_size);
+        norm(index, a.residual, count, layer.mlp_norm);
+        project(index, layer.gate, a.normed, a.gate);
+        project(index, layer.up, a.normed, a.up);
+        segments.begin(Operation::activation, index, kActivationFlops * c.intermediate_size * count, 0);
         swiglu(impl, a.gate, a.up, count, c.intermediate_size, a.gate);
-        layer.down.apply(impl, a.gate, c.intermediate_size, count, a.residual, c.hidden_size, Linear::Into::add);
+        project(index, layer.down, a.gate, a.residual, Linear::Into::add);
         observe(index, "out", a.residual, c.hidden_size);
     }
     if (logit_rows == 0) return;
-    norm(a.residual + (count - logit_rows) * c.hidden_size, logit_rows, final_norm_);
-    head_->apply(impl, a.normed, c.hidden_size, logit_rows, logits, logit_stride);
+    norm(kNoLayer, a.residual + (count - logit_rows) * c.hidden_size, logit_rows, final_norm_);
+    apply(Operation::output_head, kNoLayer, *head_, a.normed, logit_rows, logits, logit_stride,
+          Linear::Into::overwrite);
 }
 
 }  // namespace headlong

@@ -11,10 +11,24 @@
 #include <vector>
 
 #include "engine/decoder_config.hpp"
+#include "engine/forward_log.hpp"
 #include "engine/linear.hpp"
 #include "engine/safetensors.hpp"
 
 namespace headlong {
+
+/// Options of a cache for such a decoder: its layers and shape, and max_positions as the capacity.
+KvCacheOptions cache_options_of(const DecoderConfig& config);
+
+/// Who wants to know what a call of Decoder::forward() does; costs a branch an operation where nobody does.
+struct ForwardHooks {
+    /// Shown, for tests, what a layer computes: rows [tokens][columns], valid during the call.
+    /// Names: "embedding", "q" and "k" (rotated), "v", "attn" (before its projection), "out" (the residual stream).
+    using Observer =
+        std::function<void(std::int64_t layer, std::string_view name, const float* rows, std::int64_t columns)>;
+    Observer observer = {};
+    ForwardLog* log = nullptr;  ///< outlives the call
+};
 
 /// Immutable once made: any number of threads may call forward() at once, each with a cache of its own.
 class Decoder {
@@ -25,16 +39,14 @@ class Decoder {
 
     const DecoderConfig& config() const noexcept { return config_; }
 
-    /// Shown, for tests, what a layer computes: rows [tokens][columns], valid during the call.
-    /// Names: "embedding", "q" and "k" (rotated), "v", "attn" (before its projection), "out" (the residual stream).
-    using Observer =
-        std::function<void(std::int64_t layer, std::string_view name, const float* rows, std::int64_t columns)>;
-
     /// Appends the tokens to the cache, in which they stand at its length, and writes the logits that follow each of
     /// the last `logit_rows` of them, row by row at `logits`, `logit_stride` floats apart. The tokens are valid,
     /// logit_rows is at most their number. If anything is thrown, the cache holds what it held before.
     void forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
-                 std::int64_t logit_rows, std::int64_t logit_stride, const Observer& observer = {}) const;
+                 std::int64_t logit_rows, std::int64_t logit_stride, const ForwardHooks& hooks = {}) const;
+
+    /// Bytes of the linear layers' weights and biases as they are stored, the output head's included.
+    std::size_t weight_bytes() const noexcept;
 
   private:
     struct Layer {
@@ -44,9 +56,11 @@ class Decoder {
         Linear gate, up, down;
     };
     struct Activations;
+    class Segments;
 
     void run(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
-             std::int64_t logit_rows, std::int64_t logit_stride, const Observer& observer) const;
+             std::int64_t logit_rows, std::int64_t logit_stride, const ForwardHooks& hooks,
+             const Segments& segments) const;
 
     DecoderConfig config_;
     std::shared_ptr<const SafetensorsFile> weights_;  ///< the embedding's rows are read from it

@@ -23,6 +23,7 @@ class Linear {
 
     std::int64_t inputs() const noexcept { return inputs_; }
     std::int64_t outputs() const noexcept { return outputs_; }
+    std::size_t bytes() const noexcept { return panels_.bytes() + bias_.bytes(); }  ///< as stored, padding included
 
     /// What apply() does with y's contents.
     enum class Into { overwrite, add };

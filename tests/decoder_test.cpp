@@ -73,17 +73,16 @@ TEST(DecoderTest, LayersOfStoriesAgreeWithTheGoldenPrompt) {
         KvCache cache = cache_for(model);
         std::vector<float> logits(tokens.size() * 512);
         std::size_t compared = 0;
-        decoder.forward(*context, tokens, cache, logits.data(), static_cast<std::int64_t>(tokens.size()), 512,
-                        [&](std::int64_t layer, std::string_view name, const float* rows, std::int64_t columns) {
-                            const std::string tensor = name == "embedding"
-                                                           ? "embedding"
-                                                           : "layer" + std::to_string(layer) + "." + std::string(name);
-                            const std::vector<double> want = to_doubles(golden.at(tensor));
-                            ASSERT_EQ(want.size(), tokens.size() * static_cast<std::size_t>(columns)) << tensor;
-                            for (std::size_t i = 0; i < want.size(); ++i)
-                                ASSERT_NEAR(rows[i], want[i], 1e-4) << tensor << " " << i;
-                            ++compared;
-                        });
+        decoder.forward(
+            *context, tokens, cache, logits.data(), static_cast<std::int64_t>(tokens.size()), 512,
+            {.observer = [&](std::int64_t layer, std::string_view name, const float* rows, std::int64_t columns) {
+                const std::string tensor =
+                    name == "embedding" ? "embedding" : "layer" + std::to_string(layer) + "." + std::string(name);
+                const std::vector<double> want = to_doubles(golden.at(tensor));
+                ASSERT_EQ(want.size(), tokens.size() * static_cast<std::size_t>(columns)) << tensor;
+                for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(rows[i], want[i], 1e-4) << tensor << " " << i;
+                ++compared;
+            }});
         EXPECT_EQ(compared, 1U + 5U * 5U);
         const std::vector<double> want = to_doubles(golden.at("logits"));
         for (std::size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(logits[i], want[i], 5e-4) << i;

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,5 +51,19 @@ struct GenerateArguments {
 
 /// Continues a prompt with a model, token by token.
 int run_generate(const GenerateArguments& arguments);
+
+struct ProfileArguments {
+    std::string model;                          ///< a folder; empty = the embedded model
+    std::optional<std::int64_t> prompt_tokens;  ///< none = 512, or as many as the model allows
+    std::optional<std::int64_t> decode_steps;   ///< none = 64, or as many as the model allows
+    bool layers = false;                        ///< each layer on its own, too
+    std::string isa;                            ///< a name; empty = the context's choice
+    std::size_t threads = 0;                    ///< 0 = as many as this process may use
+    std::string trace;                          ///< a file to write; empty = none
+    bool json = false;
+};
+
+/// Shows where the time of a prefill and of decode steps goes.
+int run_profile(const ProfileArguments& arguments);
 
 }  // namespace headlong::tools

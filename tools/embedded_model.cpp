@@ -4,6 +4,8 @@
 #include <span>
 #include <string_view>
 
+#include "engine/mapped_file.hpp"
+
 // The assembler copies a file into the object: a generated array of 5 MB would take the compiler a minute. The weights
 // are aligned to a cache line. HEADLONG_MODEL_DIR comes from the build.
 #define HEADLONG_EMBED(symbol, file)                                                                  \
@@ -22,13 +24,22 @@ namespace {
 
 std::string_view text(const char* begin, const char* end) { return {begin, static_cast<std::size_t>(end - begin)}; }
 
+constexpr const char* kName = "embedded model";
+std::string_view embedded_config() { return text(headlong_model_config_begin, headlong_model_config_end); }
+
 }  // namespace
+
+DecoderConfig load_config(const std::string& folder) {
+    if (folder.empty()) return parse_decoder_config(embedded_config(), kName);
+    const std::string path = folder + "/config.json";
+    return parse_decoder_config(read_text(path, kMostConfigBytes), path);
+}
 
 Model load_model(Context& context, const std::string& folder) {
     if (!folder.empty()) return Model(context, folder);
     const std::string_view weights = text(headlong_model_weights_begin, headlong_model_weights_end);
-    return Model(context, ModelFiles{.name = "embedded model",
-                                     .config = text(headlong_model_config_begin, headlong_model_config_end),
+    return Model(context, ModelFiles{.name = kName,
+                                     .config = embedded_config(),
                                      .tokenizer = text(headlong_model_tokenizer_begin, headlong_model_tokenizer_end),
                                      .weights = std::as_bytes(std::span(weights))});
 }

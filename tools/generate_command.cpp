@@ -77,16 +77,10 @@ double rate(std::int64_t tokens, double seconds) { return seconds > 0.0 ? static
 int run_generate(const GenerateArguments& arguments) {
     const Interrupt interrupt;  // before the context starts threads
     const std::string prompt = arguments.prompt_file.empty() ? arguments.prompt : read_prompt(arguments.prompt_file);
-    std::optional<Isa> isa;
-    if (!arguments.isa.empty()) {
-        isa = parse_isa(arguments.isa);
-        if (!isa)
-            throw InvalidArgument(
-                fmt::format("--isa is '{}', which is no instruction set; see headlong info", arguments.isa));
-    }
+    ContextOptions context_options = context_options_of(arguments.isa);
+    context_options.threads = arguments.threads;
     static_cast<void>(Sampler(arguments.sampling));  // refused before a model is loaded
-    const std::unique_ptr<Context> owned = make_context(isa, arguments.threads);
-    Context& context = *owned;
+    Context context(context_options);
     const Model model = load_model(context, arguments.model);
 
     GenerateOptions options;

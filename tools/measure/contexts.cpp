@@ -13,6 +13,19 @@
 
 namespace headlong::tools {
 
+ContextOptions context_options_of(const std::string& isa) {
+    ContextOptions options;
+    if (!isa.empty()) {
+        options.isa = parse_isa(isa);
+        if (!options.isa)
+            throw InvalidArgument(fmt::format("--isa is '{}', which is no instruction set; see headlong info", isa));
+    }
+#if HEADLONG_HAVE_MIMALLOC
+    options.memory = &mimalloc_resource();
+#endif
+    return options;
+}
+
 std::unique_ptr<Context> make_context(std::optional<Isa> isa, std::size_t threads) {
     using Control = tbb::global_control;
     // oneTBB has as many threads as the process may use processors, and otherwise gives fewer without a word
@@ -20,12 +33,9 @@ std::unique_ptr<Context> make_context(std::optional<Isa> isa, std::size_t thread
     if (threads > Control::active_value(Control::max_allowed_parallelism)) {
         limits.push_back(std::make_unique<Control>(Control::max_allowed_parallelism, threads));
     }
-    ContextOptions options;
+    ContextOptions options = context_options_of("");
     options.isa = isa;
     options.threads = threads;
-#if HEADLONG_HAVE_MIMALLOC
-    options.memory = &mimalloc_resource();
-#endif
     return std::make_unique<Context>(options);
 }
 

@@ -11,6 +11,10 @@
 
 namespace headlong::tools {
 
+/// The instruction set of that name (empty: the context's choice), and mimalloc where the build has it. Throws
+/// InvalidArgument, naming --isa, if there is no such instruction set.
+ContextOptions context_options_of(const std::string& isa);
+
 /// On exactly so many threads, more than the processor has if asked for. Without an instruction set, the best one.
 std::unique_ptr<Context> make_context(std::optional<Isa> isa, std::size_t threads);
 
