@@ -57,7 +57,8 @@ constexpr const char* kProfileExamples =
     R"(Computes a prompt of pseudo-random tokens and continues it greedily, once untimed and once timed, and shows what
 each kind of operation took, beside the arithmetic and the memory bandwidth that the same threads reach at best.
 MODEL_DIR is as for generate. "waiting" is the time of threads that a loop has no task for, taken off the operation
-whose loop it is. A trace opens in ui.perfetto.dev.
+whose loop it is. "of limit" can exceed 100% where an operation's weights stay in a nearer cache than the whole model
+does. A trace opens in ui.perfetto.dev.
 
 Examples:
   headlong profile

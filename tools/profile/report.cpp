@@ -150,7 +150,8 @@ std::string to_text(const ProfileReport& report, bool layers) {
         fmt::format_to(std::back_inserter(text), "{:<18}{}\n", name, value);
     };
     line("model", report.model);
-    line("computed by", fmt::format("{}, {} threads", report.isa, report.threads));
+    line("computed by",
+         fmt::format("{}, {} {}", report.isa, report.threads, report.threads == 1 ? "thread" : "threads"));
     line("limits",
          fmt::format("{:.1f} GFLOP/s, {:.1f} GB/s over {}, clock {:.2f} GHz", report.limit_flops * 1e-9,
                      report.limit_bytes * 1e-9, mebibytes(report.read_buffer_bytes), report.best_clock * 1e-9));
