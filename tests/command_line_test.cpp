@@ -1,13 +1,8 @@
 // The command line as others use it: exit codes, one-line errors, and the JSON that programs rely on.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <string>
 #include <vector>
@@ -17,64 +12,19 @@
 #include <headlong/context.hpp>
 #include <headlong/version.hpp>
 
+#include "tests/support/command_line.hpp"
 #include "tests/support/isas.hpp"
 #include "tests/support/shared_data.hpp"
 #include "tests/support/write_safetensors.hpp"
-
-#ifndef HEADLONG_COMMAND
-#error "the build must define HEADLONG_COMMAND as a shell's command for the headlong binary"
-#endif
 
 namespace headlong::test {
 namespace {
 
 using nlohmann::json;
 
-/// Runs the binary in a shell, with a folder of the test's own for what it prints and reads.
-class CommandLineTest : public testing::Test {
+class CommandLineTest : public CommandLine {
   protected:
-    struct Result {
-        int code = -1;
-        std::string out;
-        std::string err;
-    };
-
-    CommandLineTest() {
-        const testing::TestInfo* const info = testing::UnitTest::GetInstance()->current_test_info();
-        folder_ = std::filesystem::temp_directory_path() /
-                  ("headlong-cli-" + std::string(info->name()) + "-" + std::to_string(::getpid()));
-        std::filesystem::create_directories(folder_ / "cases");
-    }
-    ~CommandLineTest() override {
-        std::error_code ignored;
-        std::filesystem::remove_all(folder_, ignored);
-    }
-
-    /// `before` goes in front of the command: variables of the environment.
-    Result run(const std::string& arguments, const std::string& before = "") const {
-        const std::string out = (folder_ / "out").string();
-        const std::string err = (folder_ / "err").string();
-        const std::string command =
-            before + " " + HEADLONG_COMMAND + " " + arguments + " >'" + out + "' 2>'" + err + "' </dev/null";
-        const int status = std::system(command.c_str());
-        Result result;
-        result.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-        result.out = contents(out);
-        result.err = contents(err);
-        return result;
-    }
-
-    /// Runs what must be refused: exit code 2, nothing on stdout, one line on stderr with the texts.
-    void expect_bad_call(const std::string& arguments, const std::vector<std::string>& texts,
-                         const std::string& before = "") const {
-        SCOPED_TRACE(before + " headlong " + arguments);
-        const Result result = run(arguments, before);
-        EXPECT_EQ(result.code, 2);
-        EXPECT_EQ(result.out, "");
-        EXPECT_EQ(std::ranges::count(result.err, '\n'), 1) << result.err;
-        EXPECT_EQ(result.err.find("headlong: "), 0U) << result.err;
-        for (const std::string& text : texts) EXPECT_NE(result.err.find(text), std::string::npos) << result.err;
-    }
+    CommandLineTest() { std::filesystem::create_directories(folder_ / "cases"); }
 
     /// Runs verify --json and returns what it printed.
     json verify(const std::string& arguments, int code, const std::string& before = "") const {
@@ -104,16 +54,7 @@ class CommandLineTest : public testing::Test {
     std::string case_path(const std::string& name = "case.safetensors") const {
         return (folder_ / "cases" / name).string();
     }
-
-    static std::string contents(const std::string& path) {
-        std::ifstream file(path, std::ios::binary);
-        return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-    }
-
-    std::filesystem::path folder_;
 };
-
-bool holds(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 std::vector<float> ones(std::size_t count) { return std::vector<float>(count, 1.0F); }
 
