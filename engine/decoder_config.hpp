@@ -47,6 +47,8 @@ struct DecoderConfig {
     std::vector<std::int32_t> eos_ids;   ///< tokens that end a text; may be empty
 };
 
+inline constexpr std::uint64_t kMostConfigBytes = std::uint64_t{1} << 20;  ///< a config.json has a few KiB
+
 /// Reads a config.json. `name` is for messages. Throws BadFile, naming the key, its value and what is allowed, or
 /// Unsupported, naming the architecture or the key that this version does not handle.
 DecoderConfig parse_decoder_config(std::string_view text, const std::string& name);

@@ -13,7 +13,7 @@
 namespace headlong {
 namespace {
 
-constexpr std::uint64_t kLargestText = std::uint64_t{1} << 26;  // the largest published tokenizer.json has 35 MB
+constexpr std::uint64_t kMostTokenizerBytes = std::uint64_t{1} << 26;  // the largest published one has 35 MB
 
 std::pmr::memory_resource& memory_of(const ModelOptions& options) {
     return options.memory != nullptr ? *options.memory : *std::pmr::new_delete_resource();
@@ -43,9 +43,9 @@ Model::Impl::Impl(Context& context, std::pmr::memory_resource& memory, const Dec
 Model::Model(Context& context, const std::string& folder, const ModelOptions& options) {
     with_memory_errors("Model", [&] {
         const std::string config_path = folder + "/config.json";
-        const DecoderConfig config = parse_decoder_config(read_text(config_path, kLargestText), config_path);
+        const DecoderConfig config = parse_decoder_config(read_text(config_path, kMostConfigBytes), config_path);
         const std::string tokenizer_path = folder + "/tokenizer.json";
-        Tokenizer tokenizer = Tokenizer::from_json(read_text(tokenizer_path, kLargestText), tokenizer_path);
+        Tokenizer tokenizer = Tokenizer::from_json(read_text(tokenizer_path, kMostTokenizerBytes), tokenizer_path);
         auto weights = std::make_shared<const SafetensorsFile>(
             folder + "/model.safetensors", SafetensorsOptions{.map = options.map, .memory = options.memory});
         impl_ = std::make_unique<Impl>(context, memory_of(options), config, std::move(weights), std::move(tokenizer));

@@ -61,20 +61,9 @@ Golden read_golden(const std::string& path, std::int64_t vocab_size) {
     return golden;
 }
 
-std::string read_text(const std::string& path) {
-    const InputFile file(path);
-    constexpr std::uint64_t kLargest = std::uint64_t{1} << 20;
-    if (file.size() > kLargest)
-        throw BadFile(
-            fmt::format("{}: has {} bytes; a config.json has at most {}", one_line(path), file.size(), kLargest));
-    std::string text(static_cast<std::size_t>(file.size()), '\0');
-    file.read(0, std::as_writable_bytes(std::span(text)));
-    return text;
-}
-
 Outcome run(Context& context, const std::string& folder) {
     const std::string config_path = folder + "/config.json";
-    const DecoderConfig config = parse_decoder_config(read_text(config_path), config_path);
+    const DecoderConfig config = parse_decoder_config(read_text(config_path, kMostConfigBytes), config_path);
     const Decoder decoder(context.impl(), context.memory(), config,
                           std::make_shared<const SafetensorsFile>(folder + "/model.safetensors"));
     const Golden golden = read_golden(folder + "/golden.safetensors", config.vocab_size);
