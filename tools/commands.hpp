@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,5 +50,16 @@ struct GenerateArguments {
 
 /// Continues a prompt with a model, token by token.
 int run_generate(const GenerateArguments& arguments);
+
+struct MemoryArguments {
+    std::string config;  ///< a config.json, its folder, or the name of a preset
+    std::string depths;  ///< as parse_list() reads them
+    std::string kv = "f32";
+    std::optional<std::string> ram;  ///< the memory to plan for; nothing = this machine's
+    bool json = false;
+};
+
+/// Prints what a model and its cache need at each depth.
+int run_memory(const MemoryArguments& arguments);
 
 }  // namespace headlong::tools

@@ -22,6 +22,8 @@ constexpr const char* kExamples = R"(Examples:
                                       case files, on every instruction set of this machine
   headlong generate -p "It is a truth"
                                       continue a text with the embedded model
+  headlong memory Llama-3.1-8B -d 8192
+                                      what a cache of 8192 tokens needs
 
 Exit codes: 0 done, 1 a check failed, 2 a bad call or input.)";
 
@@ -47,6 +49,21 @@ Examples:
   headlong generate --prompt-file letter.txt --stop "THE END" --json
 
 Exit codes: 0 done, 2 a bad call or input.)";
+
+constexpr const char* kMemoryExamples =
+    R"(CONFIG is a Hugging Face config.json, a folder with one, or the name of a published model. DEPTHS are tokens in the
+cache: 512,2048 or 512-8192*2 or 1-4+1. Nothing is allocated, and no weights need to be there.
+
+cache    the blocks of all layers, as a cache of that type holds them
+weights  as the engine holds them, in 32 bits; the weight file is mapped beside them
+scratch  what generating after a prompt of that depth needs, with as many threads as this process may use
+fits     the total is within the memory that is available now, or within --ram
+
+Examples:
+  headlong memory models/llama/config.json -d 512-8192*2
+  headlong memory Qwen3-8B -d 32768 --ram 64G --json
+
+Exit codes: 0 done, 2 a bad call or input, or a cache that is larger than all memory.)";
 
 /// One line on stderr, whatever the text holds.
 int complain(const std::string& text) {
@@ -113,6 +130,21 @@ int run(int argc, char** argv) {
         ->check(CLI::Range(1, 4096).description(""));
     generate_command->add_flag("--json", generate.json, "Print JSON at the end instead of text");
 
+    MemoryArguments memory;
+    CLI::App* const memory_command =
+        app.add_subcommand("memory", "Plan: what a model and its cache need, before anything is allocated");
+    memory_command->footer(kMemoryExamples);
+    memory_command->add_option("config", memory.config, "The model: a file, a folder or a name")
+        ->type_name("CONFIG")
+        ->required();
+    memory_command->add_option("-d,--depth", memory.depths, "Tokens in the cache")->type_name("DEPTHS")->required();
+    memory_command->add_option("--kv", memory.kv, "Types of the cache, or keys:values")
+        ->type_name("TYPES")
+        ->capture_default_str();
+    memory_command->add_option("--ram", memory.ram, "Plan for a machine with this memory: 64G, 512M or bytes")
+        ->type_name("SIZE");
+    memory_command->add_flag("--json", memory.json, "Print JSON");
+
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success& request) {  // --help and --version
@@ -121,13 +153,15 @@ int run(int argc, char** argv) {
         const std::string command = *info_command       ? "headlong info"
                                     : *verify_command   ? "headlong verify"
                                     : *generate_command ? "headlong generate"
+                                    : *memory_command   ? "headlong memory"
                                                         : "headlong";
         return complain(fmt::format("{} (see {} --help)", error.what(), command));
     }
     if (*info_command) return run_info(info);
     if (*verify_command) return run_verify(verify);
     if (*generate_command) return run_generate(generate);
-    return complain("a command is needed: info, verify or generate (see headlong --help)");
+    if (*memory_command) return run_memory(memory);
+    return complain("a command is needed: info, verify, generate or memory (see headlong --help)");
 }
 
 }  // namespace
