@@ -26,13 +26,16 @@ ContextOptions context_options_of(const std::string& isa) {
     return options;
 }
 
-std::unique_ptr<Context> make_context(std::optional<Isa> isa, std::size_t threads) {
+void allow_threads(std::size_t threads) {
     using Control = tbb::global_control;
-    // oneTBB has as many threads as the process may use processors, and otherwise gives fewer without a word
     static std::vector<std::unique_ptr<Control>> limits;
     if (threads > Control::active_value(Control::max_allowed_parallelism)) {
         limits.push_back(std::make_unique<Control>(Control::max_allowed_parallelism, threads));
     }
+}
+
+std::unique_ptr<Context> make_context(std::optional<Isa> isa, std::size_t threads) {
+    allow_threads(threads);
     ContextOptions options = context_options_of("");
     options.isa = isa;
     options.threads = threads;

@@ -239,6 +239,7 @@ int run_profile(const ProfileArguments& arguments) {
     const Lengths lengths = lengths_of(arguments, config);
     ContextOptions context_options = context_options_of(arguments.isa);
     const std::size_t threads = arguments.threads == 0 ? default_concurrency() : arguments.threads;
+    allow_threads(threads);
     const auto executor =
         std::make_shared<TimedExecutor>(threads == 1 ? make_serial_executor() : make_tbb_executor(threads));
     context_options.executor = executor;
@@ -265,7 +266,7 @@ int run_profile(const ProfileArguments& arguments) {
 
     ProfileReport report;
     report.peak_bytes = peak_resident_bytes();
-    report.weight_bytes = model.impl().decoder.weight_bytes();
+    report.weight_bytes = Decoder::weight_bytes(config);
     Limits limits(context, report.weight_bytes + runs.cache().used_bytes());
     const double clock_before = limits.measure();
     executor->keep_tasks(kept_tasks);
