@@ -220,21 +220,6 @@ int run(int argc, char** argv) {
     add_memory(app, chosen);
     add_bench(app, chosen);
 
-    MemoryArguments memory;
-    CLI::App* const memory_command =
-        app.add_subcommand("memory", "Plan: what a model and its cache need, before anything is allocated");
-    memory_command->footer(kMemoryExamples);
-    memory_command->add_option("config", memory.config, "The model: a file, a folder or a name")
-        ->type_name("CONFIG")
-        ->required();
-    memory_command->add_option("-d,--depth", memory.depths, "Tokens in the cache")->type_name("DEPTHS")->required();
-    memory_command->add_option("--kv", memory.kv, "Types of the cache, or keys:values")
-        ->type_name("TYPES")
-        ->capture_default_str();
-    memory_command->add_option("--ram", memory.ram, "Plan for a machine with this memory: 64G, 512M or bytes")
-        ->type_name("SIZE");
-    memory_command->add_flag("--json", memory.json, "Print JSON");
-
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success& request) {  // --help and --version
