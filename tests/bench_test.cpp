@@ -418,7 +418,8 @@ TEST_F(BenchTest, OnlyRowsAskedFor) {
     const std::string small = "attention --heads 2 --kv-heads 1 --head-dim 8 -t 1 -r 1 --layers 1 ";
     const auto phases = [&](const std::string& arguments) {
         std::vector<std::string> result;
-        for (const json& each : bench(small + arguments)["rows"]) {
+        const json report = bench(small + arguments);
+        for (const json& each : report["rows"]) {
             result.push_back(each["phase"].get<std::string>() + " " + each["q_len"].dump() + " " +
                              each["kv_len"].dump() + " " + each["batch"].dump());
         }
@@ -526,7 +527,9 @@ TEST_F(BenchTest, BadCalls) {
     expect_bad_call(a + "--preset nope", {"nope", "Qwen3-8B"});
     expect_bad_call(a + "--preset GPT-2 --heads 3", {"--preset", "--heads"});
     expect_bad_call(a + "--config /nowhere/config.json", {"/nowhere/config.json"});
-    expect_bad_call(a + "--config '" + write("zero.json", R"({"num_attention_heads": 0, "hidden_size": 64})") + "'",
+    expect_bad_call(a + "--config '" +
+                        write("zero.json", R"({"num_attention_heads": 0, "hidden_size": 64, "num_hidden_layers": 2})") +
+                        "'",
                     {"zero.json", "num_attention_heads", "0"});
     expect_bad_call(a + "--kv int8", {"int8"});
     expect_bad_call(a + "--kv f33", {"f33"});
