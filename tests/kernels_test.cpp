@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/isa.hpp"
+#include "engine/limits.hpp"
 #include "kernels/layout.hpp"
 #include "tests/support/buffers.hpp"
 #include "tests/support/compare.hpp"
@@ -1113,6 +1114,46 @@ TEST(KernelsTestTables, NamesAndEntries) {
         EXPECT_STREQ(table.name, to_string(isa));
         EXPECT_TRUE(table.dot_panels && table.softmax_span && table.weighted_rows && table.pack_panels &&
                     table.pack_rows && table.merge && table.finish && table.scale_rows && table.exp2);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------ the limits' loops
+
+TEST(LimitsTest, LoopsGiveTheirSums) {
+    HEADLONG_FOR_EACH_ISA(isa) {
+        const KernelTable& table = table_of(isa);
+        for (const std::size_t rounds : {0U, 1U, 7U, 1000U}) {
+            EXPECT_EQ(table.fma_loop(rounds), static_cast<double>(rounds * table.fma_flops / 2) * 0x1p-20);
+            EXPECT_EQ(table.dot_loop(rounds), static_cast<std::uint32_t>(rounds * table.dot_ops / 2));
+        }
+        // small whole numbers: every order of adding them up gives the same
+        GuardedFloats floats(3 * kernels::kReadFloats);
+        double sum = 0.0;
+        for (std::size_t i = 0; i < floats.size(); ++i) {
+            floats[i] = static_cast<float>(i % 7);
+            sum += static_cast<double>(i % 7);
+        }
+        for (const std::size_t prefetch : {0U, 64U, 4096U}) {
+            EXPECT_EQ(table.read_loop({floats.data(), floats.size(), prefetch}), static_cast<float>(sum));
+        }
+    }
+}
+
+TEST(LimitsTest, SumsAreKnown) {
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (const std::size_t threads : {1U, 2U}) {
+            const std::unique_ptr<Context> context = make_context(isa, threads);
+            // they throw if a loop's sum is not the known one
+            EXPECT_GT(measure_flops(*context), 0.0);
+            EXPECT_GT(measure_int8_ops(*context), 0.0);
+            EXPECT_GT(measure_clock(*context), 0.0);
+            ReadBuffer buffer(100'000, context->memory());
+            EXPECT_LE(buffer.bytes(), 100'000U);
+            EXPECT_GT(buffer.bytes(), 99'000U);
+            EXPECT_GT(buffer.measure(*context, buffer.bytes(), 1'000'000), 0.0);
+            EXPECT_GT(buffer.measure(*context, 5'000, 1), 0.0);
+            EXPECT_EQ(buffer.measure(*context, 100, 1), 0.0) << "less than a step of the loop";
+        }
     }
 }
 
