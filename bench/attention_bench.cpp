@@ -1,81 +1,168 @@
-// Attention as callers see it: prefill of plain tensors, and decode steps over a cache, on every instruction set.
-// FLOP/s counts 4 * heads * head_dim * visible (query, key) pairs; bytes/s the live keys and values, read once.
+// Attention as callers see it, on every instruction set: each way to call it. FLOP/s counts 4 * heads * head_dim per
+// visible (query, key) pair; bytes/s the live keys and values, once per KV head and sequence.
 #include <benchmark/benchmark.h>
 
-#include <string>
+#include <numeric>
 #include <vector>
 
 #include <headlong/headlong.hpp>
 
 #include "bench/data.hpp"
+#include "bench/limits.hpp"
 
 namespace headlong::bench {
 namespace {
 
-struct Shape {
-    std::int64_t heads, kv_heads, dim;
+double flops_of(const Shape& s, std::int64_t pairs) {
+    return 4.0 * static_cast<double>(s.heads * s.dim) * static_cast<double>(pairs);
+}
+
+/// Pairs of `rows` queries that are the last of `depth` tokens.
+std::int64_t causal_pairs(std::int64_t rows, std::int64_t depth) { return rows * depth - rows * (rows - 1) / 2; }
+
+/// Queries and outputs of some sequences, [heads, rows, dim] each.
+class Queries {
+  public:
+    Queries(const Shape& s, std::int64_t sequences, std::int64_t rows)
+        : extents_{s.heads, rows, s.dim},
+          query_(random_floats(sequences * s.heads * rows * s.dim)),
+          output_(query_.size()) {}
+
+    InputTensor<3> query(std::int64_t sequence) const {
+        return InputTensor<3>::dense(query_.data() + sequence * size(), extents_);
+    }
+    OutputTensor<3> output(std::int64_t sequence) {
+        return OutputTensor<3>::dense(output_.data() + sequence * size(), extents_);
+    }
+
+  private:
+    std::int64_t size() const { return extents_[0] * extents_[1] * extents_[2]; }
+    Extents<3> extents_;
+    std::vector<float> query_, output_;
+};
+
+/// The last rows of one or more sequences, each over a cache of its own.
+class CachedQueries {
+  public:
+    CachedQueries(Context& context, const Shape& s, std::int64_t sequences, std::int64_t rows, std::int64_t depth)
+        : rows_(s, sequences, rows) {
+        caches_.reserve(static_cast<std::size_t>(sequences));
+        for (std::int64_t i = 0; i < sequences; ++i) {
+            caches_.push_back(filled_cache(context, s, depth));
+            queries_.push_back(
+                {.query = rows_.query(i), .cache = &caches_.back(), .layer = 0, .output = rows_.output(i), .lse = {}});
+        }
+    }
+    std::span<const CachedQuery> queries() const { return queries_; }
+
+  private:
+    Queries rows_;
+    std::vector<KvCache> caches_;
+    std::vector<CachedQuery> queries_;
 };
 
 void prefill(benchmark::State& state, Isa isa, Shape s) {
     const std::int64_t length = state.range(0);
-    Context context = context_of(isa, static_cast<std::size_t>(state.range(1)));
+    Context context = context_of(isa, state.range(1));
     const auto q = random_floats(s.heads * length * s.dim);
     const auto k = random_floats(s.kv_heads * length * s.dim);
     std::vector<float> out(q.size());
+    const auto keys = InputTensor<4>::dense(k.data(), {1, s.kv_heads, length, s.dim});
     AttentionOptions options;
     options.causal = true;
-    for (auto _ : state) {
-        attend(context, InputTensor<4>::dense(q.data(), {1, s.heads, length, s.dim}),
-               InputTensor<4>::dense(k.data(), {1, s.kv_heads, length, s.dim}),
-               InputTensor<4>::dense(k.data(), {1, s.kv_heads, length, s.dim}), options,
+    run(state, context, {.flops = flops_of(s, causal_pairs(length, length))}, [&] {
+        attend(context, InputTensor<4>::dense(q.data(), {1, s.heads, length, s.dim}), keys, keys, options,
                OutputTensor<4>::dense(out.data(), {1, s.heads, length, s.dim}));
-    }
-    const auto pairs = static_cast<double>(length * (length + 1) / 2);
-    state.counters["FLOP/s"] = benchmark::Counter(4.0 * static_cast<double>(s.heads * s.dim) * pairs,
-                                                  benchmark::Counter::kIsIterationInvariantRate);
+    });
 }
 
-void decode(benchmark::State& state, Isa isa, Shape s) {
-    const std::int64_t depth = state.range(0);
-    Context context = context_of(isa, static_cast<std::size_t>(state.range(1)));
-    KvCacheOptions cache_options;
-    cache_options.shape = {.kv_heads = s.kv_heads, .head_dim = s.dim, .value_dim = s.dim};
-    KvCache cache(cache_options);
-    const auto k = random_floats(s.kv_heads * depth * s.dim);
-    const auto rows = InputTensor<3>::dense(k.data(), {s.kv_heads, depth, s.dim});
-    cache.append(context, 0, rows, rows);
-    const auto q = random_floats(s.heads * s.dim);
+/// Sequences of 2048 rows in all, one behind the other.
+void packed(benchmark::State& state, Isa isa, Shape s) {
+    const std::vector<std::int64_t> offsets{0, 512, 640, 1024, 1088, 1344, 1376, 1824, 2048};
+    const std::int64_t rows = offsets.back();
+    Context context = context_of(isa, state.range(0));
+    const auto q = random_floats(s.heads * rows * s.dim);
+    const auto k = random_floats(s.kv_heads * rows * s.dim);
     std::vector<float> out(q.size());
-    const CachedQuery query{.query = InputTensor<3>::dense(q.data(), {s.heads, 1, s.dim}),
-                            .cache = &cache,
-                            .layer = 0,
-                            .output = OutputTensor<3>::dense(out.data(), {s.heads, 1, s.dim}),
-                            .lse = {}};
-    for (auto _ : state) attend(context, std::span(&query, 1));
-    state.counters["bytes/s"] = benchmark::Counter(8.0 * static_cast<double>(s.kv_heads * depth * s.dim),
-                                                   benchmark::Counter::kIsIterationInvariantRate);
+    const auto keys = InputTensor<3>::dense(k.data(), {s.kv_heads, rows, s.dim});
+    AttentionOptions options;
+    options.causal = true;
+    std::int64_t pairs = 0;
+    for (std::size_t i = 1; i < offsets.size(); ++i) {
+        const std::int64_t length = offsets[i] - offsets[i - 1];
+        pairs += causal_pairs(length, length);
+    }
+    run(state, context, {.flops = flops_of(s, pairs)}, [&] {
+        attend_packed(context, InputTensor<3>::dense(q.data(), {s.heads, rows, s.dim}), keys, keys, offsets, offsets,
+                      options, OutputTensor<3>::dense(out.data(), {s.heads, rows, s.dim}));
+    });
+}
+
+/// The last rows of one or more sequences over caches: a chunk of a prompt, a decode step, a batch of them.
+void cached(benchmark::State& state, Isa isa, Shape s, std::int64_t sequences, std::int64_t rows) {
+    const std::int64_t depth = state.range(0);
+    Context context = context_of(isa, state.range(1));
+    const CachedQueries batch(context, s, sequences, rows, depth);
+    const Work work{.flops = flops_of(s, sequences * causal_pairs(rows, depth)),
+                    .bytes = kv_bytes(s, sequences * depth)};
+    run(state, context, work, [&] { attend(context, batch.queries()); });
+}
+
+/// A decode step over the caller's own pages of 16 tokens.
+void paged(benchmark::State& state, Isa isa, Shape s) {
+    constexpr std::int64_t kPage = 16;
+    const std::int64_t depth = state.range(0);
+    Context context = context_of(isa, state.range(1));
+    const auto memory = random_floats(2 * s.kv_heads * depth * s.dim);
+    std::vector<KvPage> pages;
+    const std::int64_t half = s.kv_heads * kPage * s.dim;
+    for (std::int64_t i = 0; i < depth / kPage; ++i) {
+        const float* page = memory.data() + 2 * i * half;
+        const Extents<3> extents{s.kv_heads, kPage, s.dim};
+        pages.push_back({InputTensor<3>::dense(page, extents), InputTensor<3>::dense(page + half, extents)});
+    }
+    Queries rows(s, 1, 1);
+    const PagedQuery query{.query = rows.query(0), .pages = pages, .output = rows.output(0), .lse = {}, .mask = {}};
+    run(state, context, {.flops = flops_of(s, depth), .bytes = kv_bytes(s, depth)},
+        [&] { attend(context, std::span(&query, 1)); });
+}
+
+/// A decode step of 8 sequences that share a prefix, each with 128 tokens of its own.
+void shared_prefix(benchmark::State& state, Isa isa, Shape s) {
+    constexpr std::int64_t kSequences = 8;
+    constexpr std::int64_t kSuffix = 128;
+    const std::int64_t prefix_length = state.range(0);
+    Context context = context_of(isa, state.range(1));
+    const KvCache prefix = filled_cache(context, s, prefix_length);
+    const CachedQueries batch(context, s, kSequences, 1, kSuffix);
+    const Work work{.flops = flops_of(s, kSequences * (prefix_length + kSuffix)),
+                    .bytes = kv_bytes(s, prefix_length + kSequences * kSuffix)};
+    run(state, context, work, [&] { attend_shared_prefix(context, prefix, batch.queries()); });
 }
 
 const bool registered = [] {
-    const auto name = [](const char* what, Isa isa, Shape s) {
-        return std::string(what) + "/" + to_string(isa) + "/" + std::to_string(s.heads) + "x" +
-               std::to_string(s.kv_heads) + "x" + std::to_string(s.dim);
-    };
-    const auto threads = static_cast<std::int64_t>(default_concurrency());
-    std::vector<std::int64_t> counts{1};
-    if (threads > 1) counts.push_back(threads);
+    const std::vector<std::int64_t> threads = thread_counts();
     for (const Isa isa : available_isas()) {
-        for (const Shape s : {Shape{32, 8, 128}, Shape{12, 12, 64}}) {
-            benchmark::RegisterBenchmark(name("prefill", isa, s).c_str(), prefill, isa, s)
-                ->ArgNames({"tokens", "threads"})
-                ->ArgsProduct({{512, 2048}, counts})
-                ->UseRealTime()
+        for (const Shape& s : kShapes) {
+            const std::string shape = to_string(s);
+            const auto args = [&](benchmark::internal::Benchmark* b, const char* name,
+                                  const std::vector<std::int64_t>& values) {
+                b->ArgNames({name, "threads"})->ArgsProduct({values, threads})->Unit(benchmark::kMillisecond);
+            };
+            const auto over_caches = [&](const char* name, std::int64_t sequences, std::int64_t rows,
+                                         const std::vector<std::int64_t>& depths) {
+                args(add(name, isa, shape, cached, s, sequences, rows), "depth", depths);
+            };
+            args(add("prefill", isa, shape, prefill, s), "tokens", {512, 2048});
+            add("packed", isa, shape, packed, s)
+                ->ArgName("threads")
+                ->ArgsProduct({threads})
                 ->Unit(benchmark::kMillisecond);
-            benchmark::RegisterBenchmark(name("decode", isa, s).c_str(), decode, isa, s)
-                ->ArgNames({"depth", "threads"})
-                ->ArgsProduct({{4096, 32768}, counts})
-                ->UseRealTime()
-                ->Unit(benchmark::kMillisecond);
+            over_caches("chunk", 1, 16, {8192});
+            over_caches("decode", 1, 1, {4096, 32768});
+            over_caches("batched_decode", 8, 1, {2048});
+            args(add("paged", isa, shape, paged, s), "depth", {4096});
+            args(add("shared_prefix", isa, shape, shared_prefix, s), "prefix", {4096});
         }
     }
     return true;

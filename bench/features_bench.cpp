@@ -10,6 +10,7 @@
 #include <headlong/headlong.hpp>
 
 #include "bench/data.hpp"
+#include "bench/limits.hpp"
 
 namespace headlong::bench {
 namespace {
@@ -27,11 +28,10 @@ struct Tensors {
     }
 };
 
-void count_pairs(benchmark::State& state, const Tensors& t, std::int64_t window) {
+Work work_of(const Tensors& t, std::int64_t window) {
     const std::int64_t full = std::min(window, t.length);
     const auto pairs = static_cast<double>(full * (full + 1) / 2 + (t.length - full) * full);
-    state.counters["FLOP/s"] = benchmark::Counter(4.0 * static_cast<double>(t.heads * t.dim) * pairs,
-                                                  benchmark::Counter::kIsIterationInvariantRate);
+    return {.flops = 4.0 * static_cast<double>(t.heads * t.dim) * pairs};
 }
 
 /// 64 k tokens, 2 heads over 1 KV head of dim 64; a window of 64 k is full causal attention.
@@ -41,8 +41,7 @@ void window_over_64k(benchmark::State& state, Isa isa) {
     AttentionOptions options;
     options.causal = true;
     if (state.range(0) < t.length) options.window_left = window_left_of(state.range(0));
-    for (auto _ : state) t.run(context, options);
-    count_pairs(state, t, state.range(0));
+    run(state, context, work_of(t, state.range(0)), [&] { t.run(context, options); });
 }
 
 enum class Feature : std::uint8_t { none, window, softcap, alibi, sinks, boolean_mask, float_mask, half_mask };
@@ -83,8 +82,7 @@ void prefill_with(benchmark::State& state, Isa isa, Feature feature) {
             options.mask = AttentionMask::dense(halves.data(), AttentionMask::Type::f16, square);
             break;
     }
-    for (auto _ : state) t.run(context, options);
-    count_pairs(state, t, t.length);
+    run(state, context, work_of(t, t.length), [&] { t.run(context, options); });
 }
 
 const bool registered = [] {
@@ -97,18 +95,15 @@ const bool registered = [] {
                                                         {"float_mask", Feature::float_mask},
                                                         {"half_mask", Feature::half_mask}};
     for (const Isa isa : available_isas()) {
-        const std::string set = to_string(isa);
         if (isa == available_isas().back()) {
-            benchmark::RegisterBenchmark(("window_over_64k/" + set).c_str(), window_over_64k, isa)
+            add("window_over_64k", isa, window_over_64k)
                 ->ArgName("window")
                 ->Arg(1024)
                 ->Arg(65536)
                 ->Unit(benchmark::kMillisecond);
         }
         for (const auto& [name, feature] : features) {
-            benchmark::RegisterBenchmark(("prefill_with/" + std::string(name) + "/" + set).c_str(), prefill_with, isa,
-                                         feature)
-                ->Unit(benchmark::kMillisecond);
+            add("prefill_with", isa, name, prefill_with, feature)->Unit(benchmark::kMillisecond);
         }
     }
     return true;

@@ -1,98 +1,287 @@
-// The kernels alone, from L1 or L2: one thread, every instruction set. Rates are multiply-adds x 2 (FLOP/s), or
-// elements a second where there are none.
+// Every kernel alone, on one thread, from L1 or L2: the sizes are those of a row tile, a block or a span. Where the
+// limit is neither multiply-adds nor memory but exponentials or divisions, there is no of_limit.
 #include <benchmark/benchmark.h>
 
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <headlong/context.hpp>
 
-#include "engine/isa.hpp"
-#include "kernels/layout.hpp"
+#include "bench/data.hpp"
+#include "bench/limits.hpp"
+#include "engine/context_impl.hpp"
 
-namespace headlong {
+namespace headlong::bench {
 namespace {
 
+using kernels::ElementType;
+using kernels::kBlockTokens;
 using kernels::KernelTable;
+using kernels::kSpanTokens;
 
-struct alignas(kernels::kAlignment) Line {
-    float floats[16];
+constexpr std::size_t kTile = 48;  // rows that share a span's scores (engine/attention)
+
+/// A context of one thread, whose kernels a suite calls.
+struct OneThread {
+    explicit OneThread(Isa isa) : context(context_of(isa, 1)), table(context.impl().kernels) {}
+    Context context;
+    const KernelTable& table;
 };
 
-/// Floats in cache-line-aligned memory, small and finite.
-class Floats {
-  public:
-    explicit Floats(std::size_t count) : lines_(count / 16 + 1) {
-        for (std::size_t i = 0; i < count; ++i) data()[i] = static_cast<float>(i % 97) * 0.01F - 0.5F;
+std::size_t argument(const benchmark::State& state, std::size_t index) {
+    return static_cast<std::size_t>(state.range(index));
+}
+
+double bytes_of(std::size_t floats) { return static_cast<double>(floats * sizeof(float)); }
+
+/// The loop of a kernel that no limit here describes: rates alone.
+template <class Body>
+void run_unlimited(benchmark::State& state, double bytes, const Body& body) {
+    for (auto _ : state) {
+        body();
+        benchmark::ClobberMemory();
     }
-    float* data() noexcept { return lines_.front().floats; }
+    set_rate(state, "bytes/s", bytes);
+}
+
+// ---- products: rows x a block of 64 tokens
+
+void dot_panels(benchmark::State& state, Isa isa) {
+    OneThread one(isa);
+    const std::size_t rows = argument(state, 0);
+    const std::size_t depth = argument(state, 1);
+    AlignedFloats query(rows * depth), panels(kBlockTokens * depth), out(rows * kBlockTokens);
+    const Work work{.flops = 2.0 * static_cast<double>(rows * depth * kBlockTokens),
+                    .bytes = bytes_of(rows * depth + kBlockTokens * depth + rows * kBlockTokens)};
+    run(state, one.context, work, [&] {
+        one.table.dot_panels({query.data(), depth, rows, panels.data(), depth * kernels::kPanelTokens, depth,
+                              out.data(), kBlockTokens, kBlockTokens, false, false});
+    });
+}
+
+void weighted_rows(benchmark::State& state, Isa isa) {
+    OneThread one(isa);
+    const std::size_t rows = argument(state, 0);
+    const std::size_t columns = argument(state, 1);
+    AlignedFloats weights(rows * kBlockTokens), values(kBlockTokens * columns), out(rows * columns);
+    const float* blocks[kernels::kSpanBlocks] = {values.data()};
+    const Work work{.flops = 2.0 * static_cast<double>(rows * columns * kBlockTokens),
+                    .bytes = bytes_of(rows * kBlockTokens + kBlockTokens * columns + rows * columns)};
+    run(state, one.context, work, [&] {
+        one.table.weighted_rows(
+            {weights.data(), kBlockTokens, rows, blocks, columns, 0, 0, kBlockTokens, columns, out.data(), columns});
+    });
+}
+
+// ---- scores: a row tile of one span
+
+/// Rules, and what they point to.
+struct Rules {
+    explicit Rules(const std::string& name) {
+        const bool all = name == "all";
+        if (all || name == "softcap") rules.softcap = 30.0F;
+        if (all || name == "alibi") {
+            rules.slopes = slopes.data();
+            rules.positions = positions.data();
+        }
+        if (all || name == "bias") rules.bias = rows.data();
+    }
+    Rules(const Rules&) = delete;
+    Rules& operator=(const Rules&) = delete;
+
+    std::vector<float> slopes = std::vector<float>(kTile, 0.5F);
+    std::vector<float> positions = std::vector<float>(kTile, 511.0F);
+    std::vector<float> bias = std::vector<float>(kSpanTokens, 0.25F);
+    std::vector<const float*> rows = std::vector<const float*>(kTile, bias.data());
+    kernels::ScoreRules rules;
+};
+
+// Both work in place, on what the last iteration left: finite numbers, which take as long as any others.
+
+void softmax_span(benchmark::State& state, Isa isa, std::string name) {
+    OneThread one(isa);
+    const Rules rules(name);
+    AlignedFloats scores(kTile * kSpanTokens);
+    const std::vector<kernels::TokenRange> ranges(kTile, {0, 509});
+    std::vector<float> max(kTile), sum(kTile);
+    run_unlimited(state, bytes_of(2 * kTile * kSpanTokens), [&] {
+        one.table.softmax_span(
+            {scores.data(), kSpanTokens, kTile, ranges.data(), 0, kSpanTokens, max.data(), sum.data(), rules.rules});
+    });
+}
+
+void adjust_scores(benchmark::State& state, Isa isa, std::string name) {
+    OneThread one(isa);
+    const Rules rules(name);
+    AlignedFloats scores(kTile * kSpanTokens);
+    const std::vector<kernels::TokenRange> ranges(kTile, {0, 509});
+    run_unlimited(state, bytes_of(2 * kTile * kSpanTokens), [&] {
+        one.table.adjust_scores({scores.data(), kSpanTokens, kTile, ranges.data(), rules.rules});
+    });
+}
+
+void mask_row(benchmark::State& state, Isa isa, bool boolean, ElementType type) {
+    OneThread one(isa);
+    const std::size_t size = boolean ? 1 : type == ElementType::f32 ? 4 : 2;
+    const std::vector<std::uint32_t> data(kSpanTokens, 0x30013001);  // allowed, or a small bias of any type
+    AlignedFloats bias(kSpanTokens);
+    run(state, one.context, {.bytes = static_cast<double>(kSpanTokens * (size + sizeof(float)))}, [&] {
+        benchmark::DoNotOptimize(
+            one.table.mask_row({data.data(), boolean, type, 1, {0, kSpanTokens}, 1.442695F, bias.data()}));
+    });
+}
+
+// ---- the caller's memory: blocks of keys and values, tiles of query and output
+
+/// Dense rows of any element type.
+class Source {
+  public:
+    Source(ElementType type, std::size_t rows, std::size_t columns)
+        : floats_(rows * columns), halves_(rows * columns), rows_(rows), columns_(columns), type_(type) {
+        for (std::size_t i = 0; i < halves_.size(); ++i) halves_[i] = static_cast<std::uint16_t>(0x3000 + i % 1024);
+    }
+    kernels::Rows view() { return {data(), type_, static_cast<std::ptrdiff_t>(columns_), 1, rows_, columns_}; }
+    void* data() { return type_ == ElementType::f32 ? static_cast<void*>(floats_.data()) : halves_.data(); }
+    /// Of these rows and as many floats.
+    Work copied() const {
+        const std::size_t element = type_ == ElementType::f32 ? 4 : 2;
+        return {.bytes = static_cast<double>(rows_ * columns_ * (element + sizeof(float)))};
+    }
 
   private:
-    std::vector<Line> lines_;
+    AlignedFloats floats_;
+    std::vector<std::uint16_t> halves_;
+    std::size_t rows_, columns_;
+    ElementType type_;
 };
 
-void set_flops(benchmark::State& state, double flops) {
-    state.counters["FLOP/s"] = benchmark::Counter(flops, benchmark::Counter::kIsIterationInvariantRate);
+void pack_panels(benchmark::State& state, Isa isa, ElementType type) {
+    OneThread one(isa);
+    const std::size_t dim = argument(state, 0);
+    Source source(type, kBlockTokens, dim);
+    AlignedFloats panels(kBlockTokens * dim);
+    run(state, one.context, source.copied(), [&] { one.table.pack_panels({source.view(), panels.data(), 0}); });
 }
 
-void dot_panels(benchmark::State& state, const KernelTable& table) {
-    const auto rows = static_cast<std::size_t>(state.range(0));
-    const auto depth = static_cast<std::size_t>(state.range(1));
-    Floats query(rows * depth), panels(64 * depth), out(rows * 64);
-    for (auto _ : state) {
-        table.dot_panels(
-            {query.data(), depth, rows, panels.data(), depth * 16, depth, out.data(), 64, 64, false, false});
-        benchmark::ClobberMemory();
-    }
-    set_flops(state, 2.0 * static_cast<double>(rows * depth * 64));
+void pack_rows(benchmark::State& state, Isa isa, ElementType type) {
+    OneThread one(isa);
+    const std::size_t dim = argument(state, 0);
+    Source source(type, kBlockTokens, dim);
+    AlignedFloats rows(kBlockTokens * dim);
+    run(state, one.context, source.copied(), [&] {
+        benchmark::DoNotOptimize(one.table.pack_rows({source.view(), rows.data(), dim}));
+    });
 }
 
-void weighted_rows(benchmark::State& state, const KernelTable& table) {
-    const auto rows = static_cast<std::size_t>(state.range(0));
-    const auto columns = static_cast<std::size_t>(state.range(1));
-    Floats weights(rows * 64), values(64 * columns), out(rows * columns);
-    const float* blocks[8] = {values.data()};
-    for (auto _ : state) {
-        table.weighted_rows({weights.data(), 64, rows, blocks, columns, 0, 0, 64, columns, out.data(), columns});
-        benchmark::ClobberMemory();
-    }
-    set_flops(state, 2.0 * static_cast<double>(rows * columns * 64));
+void scale_rows(benchmark::State& state, Isa isa, ElementType type) {
+    OneThread one(isa);
+    const std::size_t dim = argument(state, 0);
+    Source source(type, kTile, dim);
+    AlignedFloats out(kTile * dim);
+    run(state, one.context, source.copied(), [&] { one.table.scale_rows({source.view(), 0.125F, out.data(), dim}); });
 }
 
-void softmax_span(benchmark::State& state, const KernelTable& table) {
-    Floats scores(512), original(512);
-    const kernels::TokenRange range{0, 509};
-    float max = 0.0F;
-    float sum = 0.0F;
-    for (auto _ : state) {
-        std::copy_n(original.data(), 512, scores.data());
-        table.softmax_span({scores.data(), 512, 1, &range, 0, 512, &max, &sum});
-        benchmark::ClobberMemory();
-    }
-    state.SetItemsProcessed(state.iterations() * 512);
+void store_rows(benchmark::State& state, Isa isa, ElementType type) {
+    OneThread one(isa);
+    const std::size_t dim = argument(state, 0);
+    Source out(type, kTile, dim);
+    AlignedFloats rows(kTile * dim);
+    run(state, one.context, out.copied(), [&] {
+        one.table.store_rows({rows.data(), dim, kTile, dim, out.data(), type, static_cast<std::ptrdiff_t>(dim), 1});
+    });
 }
 
-void pack_panels(benchmark::State& state, const KernelTable& table) {
-    Floats rows(64 * 128), panels(64 * 128);
-    for (auto _ : state) {
-        table.pack_panels({{rows.data(), kernels::ElementType::f32, 128, 1, 64, 128}, panels.data(), 0});
-        benchmark::ClobberMemory();
-    }
-    state.SetItemsProcessed(state.iterations() * 64 * 128);
+// ---- states of a row tile
+
+void merge(benchmark::State& state, Isa isa) {
+    OneThread one(isa);
+    const std::size_t dim = argument(state, 0);
+    AlignedFloats into(kTile * dim), from(kTile * dim);
+    std::vector<float> into_max(kTile, 1.0F), from_max(kTile, 0.0F), into_sum(kTile, 1.0F), from_sum(kTile, 1.0F);
+    const double elements = static_cast<double>(kTile * dim);
+    run(state, one.context, {.flops = 3.0 * elements, .bytes = 3.0 * sizeof(float) * elements}, [&] {
+        one.table.merge({{into.data(), dim, into_max.data(), into_sum.data()},
+                         {from.data(), dim, from_max.data(), from_sum.data()},
+                         kTile,
+                         dim});
+    });
+}
+
+void finish(benchmark::State& state, Isa isa) {
+    OneThread one(isa);
+    const std::size_t dim = argument(state, 0);
+    AlignedFloats output(kTile * dim), out(kTile * dim);
+    std::vector<float> max(kTile, 0.0F), sum(kTile, 3.0F);
+    run_unlimited(state, bytes_of(2 * kTile * dim), [&] {
+        one.table.finish({{output.data(), dim, max.data(), sum.data()}, kTile, dim, out.data(), dim});
+    });
+}
+
+// ---- rows of a layer
+
+void rms_norm(benchmark::State& state, Isa isa) {
+    OneThread one(isa);
+    const std::size_t columns = argument(state, 0);
+    const std::size_t rows = 4096 / columns;  // one row of a model, or one of each head
+    AlignedFloats x(rows * columns), weight(columns), out(rows * columns);
+    const Work work{.flops = 4.0 * static_cast<double>(rows * columns),
+                    .bytes = bytes_of(2 * rows * columns + columns)};
+    run(state, one.context, work, [&] {
+        one.table.rms_norm({x.data(), columns, rows, columns, weight.data(), 1e-5F, out.data(), columns});
+    });
+}
+
+void rotate(benchmark::State& state, Isa isa, bool interleaved) {
+    OneThread one(isa);
+    constexpr std::size_t kHeads = 32;
+    const std::size_t dim = argument(state, 0);
+    AlignedFloats row(kHeads * dim);
+    const std::vector<float> cosine(dim / 2, 0.6F), sine(dim / 2, 0.8F);
+    const Work work{.flops = 3.0 * static_cast<double>(kHeads * dim), .bytes = bytes_of(2 * kHeads * dim + dim)};
+    run(state, one.context, work, [&] {
+        one.table.rotate({row.data(), kHeads, dim, dim / 2, cosine.data(), sine.data(), interleaved});
+    });
+}
+
+void swiglu(benchmark::State& state, Isa isa) {
+    OneThread one(isa);
+    const std::size_t count = argument(state, 0);
+    AlignedFloats gate(count), up(count), out(count);
+    run_unlimited(state, bytes_of(3 * count), [&] { one.table.swiglu({gate.data(), up.data(), out.data(), count}); });
 }
 
 const bool registered = [] {
+    const std::vector<std::int64_t> dims{64, 128};
+    const std::pair<std::string, ElementType> types[] = {
+        {"f32", ElementType::f32}, {"f16", ElementType::f16}, {"bf16", ElementType::bf16}};
     for (const Isa isa : available_isas()) {
-        const KernelTable& table = table_of(isa);
-        const std::string suffix = std::string("/") + to_string(isa);
-        const auto args = [](auto* b) { b->ArgNames({"rows", "dim"})->ArgsProduct({{1, 4, 6, 48}, {64, 128}}); };
-        args(benchmark::RegisterBenchmark(("dot_panels" + suffix).c_str(), dot_panels, table));
-        args(benchmark::RegisterBenchmark(("weighted_rows" + suffix).c_str(), weighted_rows, table));
-        benchmark::RegisterBenchmark(("softmax_span" + suffix).c_str(), softmax_span, table);
-        benchmark::RegisterBenchmark(("pack_panels" + suffix).c_str(), pack_panels, table);
+        const auto of_dims = [&](benchmark::internal::Benchmark* b) { b->ArgName("dim")->ArgsProduct({dims}); };
+        for (auto* b : {add("dot_panels", isa, dot_panels), add("weighted_rows", isa, weighted_rows)}) {
+            b->ArgNames({"rows", "dim"})->ArgsProduct({{1, 4, 6, 48}, dims});
+        }
+        for (const std::string rules : {"plain", "softcap", "alibi", "bias", "all"}) {
+            add("softmax_span", isa, rules, softmax_span, rules);
+            if (rules != "plain") add("adjust_scores", isa, rules, adjust_scores, rules);
+        }
+        add("mask_row", isa, "boolean", mask_row, true, ElementType::f32);
+        for (const auto& [name, type] : types) {
+            add("mask_row", isa, name, mask_row, false, type);
+            of_dims(add("pack_panels", isa, name, pack_panels, type));
+            of_dims(add("pack_rows", isa, name, pack_rows, type));
+            of_dims(add("scale_rows", isa, name, scale_rows, type));
+            of_dims(add("store_rows", isa, name, store_rows, type));
+        }
+        of_dims(add("merge", isa, merge));
+        of_dims(add("finish", isa, finish));
+        of_dims(add("rotate", isa, "halves", rotate, false));
+        of_dims(add("rotate", isa, "interleaved", rotate, true));
+        add("rms_norm", isa, rms_norm)->ArgName("columns")->ArgsProduct({{64, 128, 4096}});
+        add("swiglu", isa, swiglu)->ArgName("count")->Arg(4096);
     }
     return true;
 }();
 
 }  // namespace
-}  // namespace headlong
+}  // namespace headlong::bench

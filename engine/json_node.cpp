@@ -108,10 +108,11 @@ bool JsonNode::boolean() const {
     return value_->get<bool>();
 }
 
-std::uint64_t JsonNode::whole_number(std::uint64_t largest) const {
+std::uint64_t JsonNode::whole_number(std::uint64_t largest, std::uint64_t smallest) const {
     // negative numbers are number_integer, fractions and what is above 2^64 number_float
-    if (!value_->is_number_unsigned() || value_->get<std::uint64_t>() > largest) {
-        wrong_type(("a whole number from 0 to " + std::to_string(largest)).c_str());
+    if (!value_->is_number_unsigned() || value_->get<std::uint64_t>() > largest ||
+        value_->get<std::uint64_t>() < smallest) {
+        wrong_type(("a whole number from " + std::to_string(smallest) + " to " + std::to_string(largest)).c_str());
     }
     return value_->get<std::uint64_t>();
 }

@@ -35,7 +35,7 @@ class JsonNode {
     /// The value as what it must be.
     const std::string& string() const;
     bool boolean() const;
-    std::uint64_t whole_number(std::uint64_t largest) const;
+    std::uint64_t whole_number(std::uint64_t largest, std::uint64_t smallest = 0) const;
     std::vector<JsonNode> items() const;  ///< of an array
     const nlohmann::json::object_t& object() const;
     bool boolean_or(std::string_view key, bool otherwise) const;  ///< a member that may be missing

@@ -4,6 +4,8 @@
 #include <atomic>
 #include <chrono>
 #include <stdexcept>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/context_impl.hpp"
@@ -20,19 +22,38 @@ void check(bool right, const char* loop) {
     if (!right) throw std::logic_error(std::string("limits: the sum of ") + loop + " is wrong");
 }
 
-// About 1.5 ms at 3 GHz and two instructions a cycle: long beside the 10 to 50 us that waking a thread takes, short
-// beside the changes of a clock.
+// About 1.5 ms at 3 GHz and two instructions a cycle: long beside a call, short beside the changes of a clock.
 constexpr std::size_t kInstructions = 9'000'000;
+
+/// Runs work(thread) on every thread at the same time; returns the seconds from the first one's start to the last one's
+/// end. A thread that is woken late is waited for, but not for ever: an executor may have fewer threads to give.
+template <class Work>
+double run_together(Context::Impl& context, const Work& work) {
+    constexpr auto kPatience = std::chrono::milliseconds(2);
+    const std::size_t threads = context.executor->concurrency();
+    std::vector<Clock::time_point> begins(threads), ends(threads);
+    std::atomic<std::size_t> there{0};
+    parallel_for(*context.executor, threads, [&](std::size_t thread, std::size_t) noexcept {
+        there.fetch_add(1);
+        for (const Clock::time_point from = Clock::now(); there.load() < threads && Clock::now() - from < kPatience;) {
+            std::this_thread::yield();
+        }
+        begins[thread] = Clock::now();
+        work(thread);
+        ends[thread] = Clock::now();
+    });
+    const Clock::duration time =
+        *std::max_element(ends.begin(), ends.end()) - *std::min_element(begins.begin(), begins.end());
+    return std::chrono::duration<double>(time).count();
+}
 
 /// Runs a loop of `operations` a round once on every thread, for about kInstructions of `per_round` each; returns
 /// operations/s of all of them.
 template <class Loop>
 double rate(Context::Impl& context, std::size_t operations, std::size_t per_round, const Loop& loop) {
-    const std::size_t threads = context.executor->concurrency();
     const std::size_t rounds = kInstructions / per_round;
-    const Clock::time_point start = Clock::now();
-    parallel_for(*context.executor, threads, [&](std::size_t, std::size_t) noexcept { loop(rounds); });
-    return static_cast<double>(operations) * static_cast<double>(rounds * threads) / seconds_since(start);
+    const double seconds = run_together(context, [&](std::size_t) noexcept { loop(rounds); });
+    return static_cast<double>(operations) * static_cast<double>(rounds * context.executor->concurrency()) / seconds;
 }
 
 /// Seconds of one dependent multiply.
@@ -67,9 +88,9 @@ double multiply_seconds() noexcept {
 double measure_flops(Context& context) {
     Context::Impl& impl = context.impl();
     const kernels::KernelTable& table = impl.kernels;
-    const auto expected = static_cast<float>(table.fma_flops);
     std::atomic<bool> right{true};
     const double result = rate(impl, table.fma_flops, table.fma_sums, [&](std::size_t rounds) noexcept {
+        const double expected = static_cast<double>(rounds * table.fma_flops / 2) * 0x1p-20;
         if (table.fma_loop(rounds) != expected) right.store(false, std::memory_order_relaxed);
     });
     check(right, "the multiply-add loop");
@@ -115,13 +136,11 @@ double ReadBuffer::measure(Context& context, std::size_t size, std::size_t least
     const std::size_t units = std::min(size / sizeof(float), floats_) / kUnit;
     if (units < threads) return 0.0;  // less than a line a thread
     const std::size_t wanted = std::max(least / sizeof(float) / kUnit / threads, std::size_t{1});  // units a thread
-    double best = 0.0;
-    for (const std::size_t prefetch : {std::size_t{0}, kPrefetchBytes}) {
-        std::atomic<bool> right{true};
+    std::atomic<bool> right{true};
+    // each thread has a part of its own, as it has of a cache's heads
+    const auto read = [&](std::size_t prefetch) {
         const std::size_t from = at_;
-        const Clock::time_point start = Clock::now();
-        // each thread has a part of its own, as it has of a cache's heads
-        parallel_for(*impl.executor, threads, [&](std::size_t task, std::size_t) noexcept {
+        const double seconds = run_together(impl, [&](std::size_t task) noexcept {
             const std::size_t begin = task * units / threads;
             const std::size_t part = (task + 1) * units / threads - begin;
             for (std::size_t done = 0; done < wanted;) {
@@ -132,11 +151,13 @@ double ReadBuffer::measure(Context& context, std::size_t size, std::size_t least
                 done += run;
             }
         });
-        const double bytes = static_cast<double>(wanted * threads * kUnit * sizeof(float));
-        best = std::max(best, bytes / seconds_since(start));
-        check(right, "the read loop");
         at_ = from + wanted;
-    }
+        return static_cast<double>(wanted * threads * kUnit * sizeof(float)) / seconds;
+    };
+    // what a loop comes round to again it finds in the caches, unless others have been at work since the last call
+    if (wanted * threads >= units) read(0);
+    const double best = std::max(read(0), read(kPrefetchBytes));
+    check(right, "the read loop");
     return best;
 }
 

@@ -38,8 +38,7 @@ std::size_t checked_size(const InputFile& file, std::uint64_t offset, std::uint6
 
 }  // namespace
 
-std::string one_line(std::string_view text) {
-    constexpr std::size_t longest = 500;
+std::string one_line(std::string_view text, std::size_t longest) {
     constexpr char digits[] = "0123456789abcdef";
     std::string line;
     for (const char c : text.substr(0, longest)) {
@@ -94,11 +93,11 @@ void InputFile::read(std::uint64_t offset, std::span<std::byte> into) const {
     }
 }
 
-std::string read_text(const std::string& path, std::uint64_t most) {
+std::string read_text(const std::string& path, std::uint64_t largest) {
     const InputFile file(path);
-    if (file.size() > most) {
+    if (file.size() > largest) {
         throw BadFile(one_line(path) + ": has " + std::to_string(file.size()) + " bytes; at most " +
-                      std::to_string(most) + " are allowed");
+                      std::to_string(largest) + " are allowed");
     }
     std::string text(static_cast<std::size_t>(file.size()), '\0');
     file.read(0, std::as_writable_bytes(std::span(text)));

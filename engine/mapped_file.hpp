@@ -15,8 +15,8 @@
 namespace headlong {
 
 /// The text for a one-line message: control characters and bytes that would break a line are written as \xNN, and
-/// what is longer than 500 bytes is cut.
-std::string one_line(std::string_view text);
+/// what is longer than `longest` bytes is cut.
+std::string one_line(std::string_view text, std::size_t longest = 500);
 
 /// A regular file, open for reading. Movable.
 class InputFile {
@@ -40,8 +40,8 @@ class InputFile {
     std::uint64_t size_ = 0;
 };
 
-/// The text of a file. Throws IoError, and BadFile if it has more than `most` bytes.
-std::string read_text(const std::string& path, std::uint64_t most);
+/// The contents of a file. Throws IoError, or BadFile if it has more than `largest` bytes.
+std::string read_text(const std::string& path, std::uint64_t largest);
 
 /// A range of a file's bytes, mapped or held in memory; constant, and freed with the object. Movable.
 class FileData {

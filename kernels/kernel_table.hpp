@@ -244,8 +244,8 @@ struct KernelTable {
     void (*exp2)(const float* x, float* y, std::size_t count) noexcept;  ///< the exponential of softmax_span
 
     // What instruments measure the machine's limits with (limits-inl.hpp).
-    float (*fma_loop)(std::size_t rounds) noexcept;          ///< fma_flops FLOPs a round; gives 2 per lane of the sums,
-                                                             ///< fma_flops in all, if rounds >= 64
+    double (*fma_loop)(std::size_t rounds) noexcept;         ///< fma_flops FLOPs a round; gives
+                                                             ///< rounds * fma_flops / 2 * 2^-20, if rounds <= 2^24
     std::uint32_t (*dot_loop)(std::size_t rounds) noexcept;  ///< dot_ops integer operations a round; gives
                                                              ///< rounds * dot_ops / 2, mod 2^32
     float (*read_loop)(const ReadLoop&) noexcept;

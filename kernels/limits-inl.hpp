@@ -14,22 +14,39 @@ inline constexpr std::size_t kFmaSums = kTileVectors;
 // A product is a register of its own here, and adding it takes one cycle.
 inline constexpr std::size_t kDotSums = kTileVectors * 2 / 3;
 
-/// Every sum runs x = x / 2 + 1 from its own number, which ends at 2: [sums][lanes] of them.
-inline float fma_loop(std::size_t rounds) noexcept {
-    F32 sums[kFmaSums];
-    HEADLONG_UNROLL for (std::size_t i = 0; i < kFmaSums; ++i) sums[i] = broadcast(static_cast<float>(i));
-    F32 half = broadcast(0.5F);
-    F32 one = broadcast(1.0F);
-    hide(half);
-    hide(one);
-    for (std::size_t round = 0; round < rounds; ++round) {
-        HEADLONG_UNROLL for (std::size_t i = 0; i < kFmaSums; ++i) sums[i] = fma(sums[i], half, one);
+/// The lanes of vectors whose number is a power of two, pair by pair: few dependent steps beside a short loop.
+template <std::size_t Count>
+HEADLONG_INLINE float total_of(F32 (&sums)[Count]) noexcept {
+    HEADLONG_UNROLL for (std::size_t half = Count / 2; half > 0; half /= 2) {
+        HEADLONG_UNROLL for (std::size_t i = 0; i < half; ++i) sums[i] = sums[i] + sums[i + half];
     }
+    float lanes[kLanes];
+    store(lanes, sums[0]);
     float total = 0.0F;
-    for (const F32& sum : sums) {
+    for (const float lane : lanes) total += lane;
+    return total;
+}
+
+/// Every lane of every sum gains 2^-20 a round, exactly for 2^24 rounds.
+inline double fma_loop(std::size_t rounds) noexcept {
+    F32 sums[kFmaSums];
+    HEADLONG_UNROLL for (std::size_t i = 0; i < kFmaSums; ++i) {
+        sums[i] = broadcast(0.0F);
+        hide(sums[i]);  // or one sum would do for all
+    }
+    F32 left = broadcast(0x1p-10F);
+    F32 right = broadcast(0x1p-10F);
+    for (std::size_t round = 0; round < rounds; ++round) {
+        HEADLONG_UNROLL for (std::size_t i = 0; i < kFmaSums; ++i) {
+            hide(left);  // or, without fused multiply-add, the product would be computed once for all
+            sums[i] = fma(left, right, sums[i]);
+        }
+    }
+    double total = 0.0;
+    HEADLONG_UNROLL for (std::size_t i = 0; i < kFmaSums; ++i) {  // unrolled: an index would put the sums in memory
         float lanes[kLanes];
-        store(lanes, sum);
-        for (const float lane : lanes) total += lane;
+        store(lanes, sums[i]);
+        for (const float lane : lanes) total += static_cast<double>(lane);
     }
     return total;
 }
@@ -37,20 +54,22 @@ inline float fma_loop(std::size_t rounds) noexcept {
 /// Every sum gains kDotProducts products 1 * 1 a round.
 inline std::uint32_t dot_loop(std::size_t rounds) noexcept {
     I32 sums[kDotSums];
-    HEADLONG_UNROLL for (std::size_t i = 0; i < kDotSums; ++i) sums[i] = zero_i32();
+    HEADLONG_UNROLL for (std::size_t i = 0; i < kDotSums; ++i) {
+        sums[i] = zero_i32();
+        hide(sums[i]);
+    }
     DotOperand left = dot_ones();
     DotOperand right = dot_ones();
     for (std::size_t round = 0; round < rounds; ++round) {
         HEADLONG_UNROLL for (std::size_t i = 0; i < kDotSums; ++i) {
-            hide(left);  // or the product would be computed once for all
+            hide(left);
             sums[i] = dot_add(sums[i], left, right);
         }
-        hide(right);
     }
     std::uint32_t total = 0;
-    for (const I32& sum : sums) {
+    HEADLONG_UNROLL for (std::size_t i = 0; i < kDotSums; ++i) {
         std::uint32_t lanes[sizeof(I32) / 4];
-        std::memcpy(lanes, &sum, sizeof sum);
+        std::memcpy(lanes, &sums[i], sizeof sums[i]);
         for (const std::uint32_t lane : lanes) total += lane;
     }
     return total;
@@ -59,33 +78,28 @@ inline std::uint32_t dot_loop(std::size_t rounds) noexcept {
 /// Adds up memory; with `prefetch_bytes`, each line that far ahead is asked for.
 inline float read_loop(const kernels::ReadLoop& a) noexcept {
     constexpr std::size_t kLineVectors = 16 / kLanes;
-    constexpr std::size_t kLines = kLineVectors >= 4 ? 2 : 8 / kLineVectors;  // 8 sums: latency 4, two a cycle
-    constexpr std::size_t kSums = kLines * kLineVectors;
-    static_assert(kernels::kReadFloats % (kLines * 16) == 0);
+    constexpr std::size_t kSums = 8;  // latency 4, two a cycle
+    constexpr std::size_t kStep = kSums * kLanes;
+    static_assert(kernels::kReadFloats % kStep == 0);
+    constexpr std::size_t kLines = kSums / kLineVectors;
     F32 sums[kSums];
     HEADLONG_UNROLL for (std::size_t i = 0; i < kSums; ++i) sums[i] = broadcast(0.0F);
-    const auto add = [&](const float* p) __attribute__((always_inline)) {
-        HEADLONG_UNROLL for (std::size_t i = 0; i < kSums; ++i) sums[i] = sums[i] + load(p + i * kLanes);
-    };
+    const float* const end = a.data + a.count;
     if (a.prefetch_bytes == 0) {
-        for (std::size_t i = 0; i < a.count; i += kLines * 16) add(a.data + i);
+        for (const float* p = a.data; p != end; p += kStep) {
+            HEADLONG_UNROLL for (std::size_t i = 0; i < kSums; ++i) sums[i] = sums[i] + load(p + i * kLanes);
+        }
     } else {
-        for (std::size_t i = 0; i < a.count; i += kLines * 16) {
+        for (const float* p = a.data; p != end; p += kStep) {
             // an address past the end is never read, only asked for
-            const auto next = reinterpret_cast<std::uintptr_t>(a.data + i) + a.prefetch_bytes;
+            const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(p) + a.prefetch_bytes;
             HEADLONG_UNROLL for (std::size_t line = 0; line < kLines; ++line) {
-                __builtin_prefetch(reinterpret_cast<const char*>(next) + line * 64);
+                __builtin_prefetch(reinterpret_cast<const char*>(ahead) + line * 64);
             }
-            add(a.data + i);
+            HEADLONG_UNROLL for (std::size_t i = 0; i < kSums; ++i) sums[i] = sums[i] + load(p + i * kLanes);
         }
     }
-    float total = 0.0F;
-    for (const F32& sum : sums) {
-        float lanes[kLanes];
-        store(lanes, sum);
-        for (const float lane : lanes) total += lane;
-    }
-    return total;
+    return total_of(sums);
 }
 
 }  // namespace headlong::HEADLONG_ISA

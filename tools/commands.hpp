@@ -19,6 +19,7 @@ enum ExitCode : int {
 };
 
 struct InfoArguments {
+    bool measure = false;  ///< the machine's limits too, which takes a second or two
     bool json = false;
 };
 

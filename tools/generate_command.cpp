@@ -4,6 +4,8 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <thread>
@@ -16,8 +18,8 @@
 
 #include "engine/mapped_file.hpp"
 #include "tools/commands.hpp"
-#include "tools/context_options.hpp"
 #include "tools/embedded_model.hpp"
+#include "tools/measure/contexts.hpp"
 
 namespace headlong::tools {
 namespace {

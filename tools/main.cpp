@@ -1,8 +1,11 @@
 // The headlong command line: what may be typed, and how errors are told. The commands are in files of their own.
 #include <cstdio>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -10,6 +13,7 @@
 #include <headlong/version.hpp>
 
 #include "engine/mapped_file.hpp"
+#include "tools/bench/bench_options.hpp"
 #include "tools/commands.hpp"
 
 namespace headlong::tools {
@@ -65,8 +69,104 @@ Exit codes: 0 done, 2 a bad call or input.)";
 
 /// One line on stderr, whatever the text holds.
 int complain(const std::string& text) {
-    fmt::print(stderr, "headlong: {}\n", one_line(text));
+    constexpr std::size_t kLongest = 2000;  // the names of all presets have room
+    fmt::print(stderr, "headlong: {}\n", one_line(text, kLongest));
     return bad_call;
+}
+
+/// The command that was typed, once the command line is parsed. What it refers to lives as long.
+using Chosen = std::function<int()>;
+
+template <class Arguments>
+void choose(CLI::App* command, const std::shared_ptr<Arguments>& arguments, int (*run)(const Arguments&),
+            Chosen& chosen) {
+    command->callback([arguments, run, &chosen] { chosen = [arguments, run] { return run(*arguments); }; });
+}
+
+template <class Arguments>
+void add_isa_and_threads(CLI::App* command, Arguments& arguments) {
+    command->add_option("--isa", arguments.isa, "Exactly this instruction set; the best one if not given")
+        ->type_name("NAME");
+    command->add_option("--threads", arguments.threads, "Threads; as many as this process may use if not given")
+        ->type_name("N")
+        ->check(CLI::Range(1, 4096).description(""));
+}
+
+void add_info(CLI::App& app, Chosen& chosen) {
+    const auto info = std::make_shared<InfoArguments>();
+    CLI::App* const command = app.add_subcommand("info", "Show what this build and this machine can do");
+    command->add_flag("--measure", info->measure, "Measure what this machine can do at best");
+    command->add_flag("--json", info->json, "Print JSON");
+    choose(command, info, run_info, chosen);
+}
+
+void add_verify(CLI::App& app, Chosen& chosen) {
+    const auto verify = std::make_shared<VerifyArguments>();
+    CLI::App* const command =
+        app.add_subcommand("verify", "Compute cases and compare them with what they expect; without any, a self-test");
+    command->footer(kVerifyExamples);
+    command->add_option("paths", verify->paths, "Case files, and folders of them")->type_name("FILE|FOLDER");
+    add_isa_and_threads(command, *verify);
+    command->get_option("--isa")
+        ->description("Exactly this instruction set, or all; the best one if not given")
+        ->type_name("NAME|all");
+    command->add_flag("--json", verify->json, "Print JSON");
+    choose(command, verify, run_verify, chosen);
+}
+
+void add_generate(CLI::App& app, Chosen& chosen) {
+    const auto generate = std::make_shared<GenerateArguments>();
+    CLI::App* const command = app.add_subcommand("generate", "Continue a text with a model");
+    command->footer(kGenerateExamples);
+    command->add_option("model", generate->model, "A model folder; the embedded model if not given")
+        ->type_name("MODEL_DIR");
+    CLI::Option* const prompt =
+        command->add_option("-p,--prompt", generate->prompt, "The text to continue")->type_name("TEXT");
+    command->add_option("--prompt-file", generate->prompt_file, "A file that holds it")
+        ->type_name("F")
+        ->excludes(prompt);
+    command->add_option("-n,--max-tokens", generate->max_tokens, "Tokens to generate at most")
+        ->type_name("N")
+        ->capture_default_str();
+    command->add_option("--temperature", generate->sampling.temperature, "Draw at random, sharper below 1; 0 is greedy")
+        ->type_name("X");
+    command->add_option("--top-k", generate->sampling.top_k, "Draw from the K likeliest tokens; 0 = all")
+        ->type_name("K");
+    command->add_option("--top-p", generate->sampling.top_p, "Draw from the likeliest tokens that hold this share")
+        ->type_name("P");
+    command->add_option("--seed", generate->sampling.seed, "The same seed gives the same text")
+        ->type_name("S")
+        ->check(CLI::NonNegativeNumber.description(""));
+    command->add_flag("--ignore-eos", generate->ignore_eos, "Go on after the end of the text");
+    command->add_option("--stop", generate->stop, "End before this text; may be given several times")
+        ->type_name("TEXT")
+        ->allow_extra_args(false);
+    add_isa_and_threads(command, *generate);
+    command->add_flag("--json", generate->json, "Print JSON at the end instead of text");
+    choose(command, generate, run_generate, chosen);
+}
+
+void add_profile(CLI::App& app, Chosen& chosen) {
+    const auto profile = std::make_shared<ProfileArguments>();
+    CLI::App* const command =
+        app.add_subcommand("profile", "Show where the time of a model's prefill and decode steps goes");
+    command->footer(kProfileExamples);
+    command->add_option("model", profile->model, "A model folder; the embedded model if not given")
+        ->type_name("MODEL_DIR");
+    command
+        ->add_option("-p,--prompt-tokens", profile->prompt_tokens,
+                     "Tokens of the prompt; 512, or as many as the model allows, if not given")
+        ->type_name("N");
+    command
+        ->add_option("-n,--decode-steps", profile->decode_steps,
+                     "Tokens computed one by one; 64, or as many as the model allows, if not given")
+        ->type_name("N");
+    command->add_flag("--layers", profile->layers, "Show each layer, too");
+    add_isa_and_threads(command, *profile);
+    command->add_option("--trace", profile->trace, "Write a trace of every operation and task to this file")
+        ->type_name("FILE");
+    command->add_flag("--json", profile->json, "Print JSON");
+    choose(command, profile, run_profile, chosen);
 }
 
 int run(int argc, char** argv) {
@@ -75,99 +175,26 @@ int run(int argc, char** argv) {
     app.set_version_flag("--version", std::string("headlong ") + version(), "Print the version and exit");
     app.set_help_flag("-h,--help", "Print this help and exit");
     app.require_subcommand(0, 1);  // at most one; that there is one is checked below, after what is not known
-
-    InfoArguments info;
-    CLI::App* const info_command = app.add_subcommand("info", "Show what this build and this machine can do");
-    info_command->add_flag("--json", info.json, "Print JSON");
-
-    VerifyArguments verify;
-    CLI::App* const verify_command =
-        app.add_subcommand("verify", "Compute cases and compare them with what they expect; without any, a self-test");
-    verify_command->footer(kVerifyExamples);
-    verify_command->add_option("paths", verify.paths, "Case files, and folders of them")->type_name("FILE|FOLDER");
-    verify_command->add_option("--isa", verify.isa, "Exactly this instruction set, or all; the best one if not given")
-        ->type_name("NAME|all");
-    verify_command->add_option("--threads", verify.threads, "Threads; as many as this process may use if not given")
-        ->type_name("N")
-        ->check(CLI::Range(1, 4096).description(""));
-    verify_command->add_flag("--json", verify.json, "Print JSON");
-
-    GenerateArguments generate;
-    CLI::App* const generate_command = app.add_subcommand("generate", "Continue a text with a model");
-    generate_command->footer(kGenerateExamples);
-    generate_command->add_option("model", generate.model, "A model folder; the embedded model if not given")
-        ->type_name("MODEL_DIR");
-    CLI::Option* const prompt =
-        generate_command->add_option("-p,--prompt", generate.prompt, "The text to continue")->type_name("TEXT");
-    generate_command->add_option("--prompt-file", generate.prompt_file, "A file that holds it")
-        ->type_name("F")
-        ->excludes(prompt);
-    generate_command->add_option("-n,--max-tokens", generate.max_tokens, "Tokens to generate at most")
-        ->type_name("N")
-        ->capture_default_str();
-    generate_command
-        ->add_option("--temperature", generate.sampling.temperature, "Draw at random, sharper below 1; 0 is greedy")
-        ->type_name("X");
-    generate_command->add_option("--top-k", generate.sampling.top_k, "Draw from the K likeliest tokens; 0 = all")
-        ->type_name("K");
-    generate_command
-        ->add_option("--top-p", generate.sampling.top_p, "Draw from the likeliest tokens that hold this share")
-        ->type_name("P");
-    generate_command->add_option("--seed", generate.sampling.seed, "The same seed gives the same text")
-        ->type_name("S")
-        ->check(CLI::NonNegativeNumber.description(""));
-    generate_command->add_flag("--ignore-eos", generate.ignore_eos, "Go on after the end of the text");
-    generate_command->add_option("--stop", generate.stop, "End before this text; may be given several times")
-        ->type_name("TEXT")
-        ->allow_extra_args(false);
-    generate_command->add_option("--isa", generate.isa, "Exactly this instruction set; the best one if not given")
-        ->type_name("NAME");
-    generate_command->add_option("--threads", generate.threads, "Threads; as many as this process may use if not given")
-        ->type_name("N")
-        ->check(CLI::Range(1, 4096).description(""));
-    generate_command->add_flag("--json", generate.json, "Print JSON at the end instead of text");
-
-    ProfileArguments profile;
-    CLI::App* const profile_command =
-        app.add_subcommand("profile", "Show where the time of a model's prefill and decode steps goes");
-    profile_command->footer(kProfileExamples);
-    profile_command->add_option("model", profile.model, "A model folder; the embedded model if not given")
-        ->type_name("MODEL_DIR");
-    profile_command
-        ->add_option("-p,--prompt-tokens", profile.prompt_tokens,
-                     "Tokens of the prompt; 512, or as many as the model allows, if not given")
-        ->type_name("N");
-    profile_command
-        ->add_option("-n,--decode-steps", profile.decode_steps,
-                     "Tokens computed one by one; 64, or as many as the model allows, if not given")
-        ->type_name("N");
-    profile_command->add_flag("--layers", profile.layers, "Show each layer, too");
-    profile_command->add_option("--isa", profile.isa, "Exactly this instruction set; the best one if not given")
-        ->type_name("NAME");
-    profile_command->add_option("--threads", profile.threads, "Threads; as many as this process may use if not given")
-        ->type_name("N")
-        ->check(CLI::Range(1, 4096).description(""));
-    profile_command->add_option("--trace", profile.trace, "Write a trace of every operation and task to this file")
-        ->type_name("FILE");
-    profile_command->add_flag("--json", profile.json, "Print JSON");
+    Chosen chosen;
+    add_info(app, chosen);
+    add_verify(app, chosen);
+    add_generate(app, chosen);
+    add_profile(app, chosen);
+    add_bench(app, chosen);
 
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success& request) {  // --help and --version
         return app.exit(request);
     } catch (const CLI::ParseError& error) {
-        const std::string command = *info_command       ? "headlong info"
-                                    : *verify_command   ? "headlong verify"
-                                    : *generate_command ? "headlong generate"
-                                    : *profile_command  ? "headlong profile"
-                                                        : "headlong";
-        return complain(fmt::format("{} (see {} --help)", error.what(), command));
+        const std::vector<CLI::App*> commands = app.get_subcommands();  // those that were typed
+        const std::string command = commands.empty() ? "" : " " + commands.front()->get_name();
+        return complain(fmt::format("{} (see headlong{} --help)", error.what(), command));
     }
-    if (*info_command) return run_info(info);
-    if (*verify_command) return run_verify(verify);
-    if (*generate_command) return run_generate(generate);
-    if (*profile_command) return run_profile(profile);
-    return complain("a command is needed: info, verify, generate or profile (see headlong --help)");
+    if (chosen) return chosen();
+    std::vector<std::string> names;
+    for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+    return complain(fmt::format("a command is needed: {} (see headlong --help)", fmt::join(names, ", ")));
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -11,13 +9,11 @@
 #include <headlong/context.hpp>
 #include <headlong/error.hpp>
 
-#if HEADLONG_HAVE_MIMALLOC
-#include <headlong/mimalloc.hpp>
-#endif
-
 #include "tools/cases/load_case.hpp"
 #include "tools/cases/self_test.hpp"
 #include "tools/commands.hpp"
+#include "tools/measure/contexts.hpp"
+#include "tools/measure/progress.hpp"
 
 namespace headlong::tools {
 namespace {
@@ -37,50 +33,9 @@ struct Summary {
     }
 };
 
-/// A line on a terminal's stderr that says which case is running; nothing anywhere else.
-class Progress {
-  public:
-    Progress() : visible_(::isatty(STDERR_FILENO) == 1) {}
-    ~Progress() { show(""); }
-    Progress(const Progress&) = delete;
-    Progress& operator=(const Progress&) = delete;
-
-    void show(const std::string& text) const {
-        if (visible_) fmt::print(stderr, "\r\x1b[K{}", text);
-        if (visible_) std::fflush(stderr);
-    }
-
-  private:
-    bool visible_;
-};
-
 std::vector<std::unique_ptr<Context>> make_contexts(const VerifyArguments& arguments) {
-    std::vector<std::optional<Isa>> isas;
-    if (arguments.isa == "all") {
-        for (const Isa isa : available_isas()) isas.push_back(isa);
-    } else if (arguments.isa.empty()) {
-        isas.push_back(std::nullopt);  // the context's choice
-    } else {
-        const std::optional<Isa> isa = parse_isa(arguments.isa);
-        const std::vector<Isa> available = available_isas();
-        if (!isa || std::ranges::count(available, *isa) == 0) {
-            std::vector<const char*> names;
-            for (const Isa each : available) names.push_back(to_string(each));
-            throw InvalidArgument(fmt::format("--isa is '{}', this machine and HEADLONG_ISA allow {} and all",
-                                              arguments.isa, fmt::join(names, ", ")));
-        }
-        isas.push_back(isa);
-    }
     std::vector<std::unique_ptr<Context>> contexts;
-    for (const std::optional<Isa> isa : isas) {
-        ContextOptions options;
-        options.isa = isa;
-        options.threads = arguments.threads;
-#if HEADLONG_HAVE_MIMALLOC
-        options.memory = &mimalloc_resource();
-#endif
-        contexts.push_back(std::make_unique<Context>(options));
-    }
+    for (const Isa isa : parse_isas(arguments.isa)) contexts.push_back(make_context(isa, arguments.threads));
     return contexts;
 }
 

@@ -92,6 +92,7 @@ HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept {
     return vpadalq_s16(low, vmull_high_s8(a, b));
 }
 HEADLONG_INLINE void hide(int8x16_t& x) noexcept { asm volatile("" : "+w"(x)); }
+HEADLONG_INLINE void hide(int32x4_t& x) noexcept { asm volatile("" : "+w"(x)); }
 HEADLONG_INLINE void hide(F32& x) noexcept {
     float32x4_t bits = x;
     asm volatile("" : "+w"(bits));

@@ -1,0 +1,392 @@
+#include "tools/bench/attention_workload.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include <headlong/attention.hpp>
+#include <headlong/error.hpp>
+
+#include "engine/reference/attention.hpp"
+#include "tools/bench/random_floats.hpp"
+#include "tools/measure/machine.hpp"
+#include "tools/measure/memory.hpp"
+
+namespace headlong::tools {
+namespace {
+
+std::size_t size(std::int64_t n) noexcept { return static_cast<std::size_t>(n); }
+
+std::int64_t sum(const std::vector<std::int64_t>& lengths) {
+    std::int64_t total = 0;
+    for (const std::int64_t length : lengths) total += length;
+    return total;
+}
+
+/// Keys [begin, end).
+struct Range {
+    std::int64_t begin;
+    std::int64_t end;
+};
+
+/// What query row i of a sequence sees: the last row stands on the last key.
+Range seen(const AttentionShape& s, std::size_t sequence, std::int64_t row) noexcept {
+    const std::int64_t kv_len = s.kv_lens[sequence];
+    const std::int64_t position = row + kv_len - s.q_lens[sequence];
+    return {s.window > 0 ? std::max<std::int64_t>(position - s.window + 1, 0) : 0, s.causal ? position + 1 : kv_len};
+}
+
+/// Bytes of one stored row of keys or values with its scales.
+double row_bytes(KvType type, std::int64_t columns) {
+    if (type != KvType::f32) throw Unsupported(fmt::format("--kv {}: has no size in this version", to_string(type)));
+    return 4.0 * static_cast<double>(columns);
+}
+
+AttentionOptions options_of(const AttentionShape& s) {
+    AttentionOptions options;
+    options.causal = s.causal;
+    if (s.window > 0) options.window_left = window_left_of(s.window);
+    return options;
+}
+
+/// What is common to both kinds: the sampled check against the reference.
+class AttentionWorkload : public Workload {
+  public:
+    explicit AttentionWorkload(const AttentionShape& shape) : shape_(shape), options_(options_of(shape)) {}
+
+    double flops() const override {
+        return 2.0 * static_cast<double>(shape_.heads * (shape_.head_dim + shape_.value_dim)) * visible_pairs(shape_);
+    }
+    double bytes() const override { return live_kv_bytes(shape_); }
+
+    std::optional<Deviation> check(Context& context) override {
+        run(context);
+        Deviation worst;
+        Random random(7);
+        constexpr int kRows = 6;
+        for (int i = 0; i < kRows; ++i) {
+            // the first and the last row of all, then rows anywhere
+            const std::size_t last = shape_.q_lens.size() - 1;
+            const std::size_t sequence = i == 0 ? 0 : i == 1 ? last : random.below(last + 1);
+            const std::int64_t q_len = shape_.q_lens[sequence];
+            if (q_len == 0) continue;
+            const auto any_row = static_cast<std::int64_t>(random.below(size(q_len)));
+            const auto any_head = static_cast<std::int64_t>(random.below(size(shape_.heads)));
+            const std::int64_t row = i == 0 ? 0 : i == 1 ? q_len - 1 : any_row;
+            const std::int64_t head = i == 0 ? 0 : i == 1 ? shape_.heads - 1 : any_head;
+            const Deviation one = check_row(sequence, head, row);
+            worst.max_abs_err = std::max(worst.max_abs_err, one.max_abs_err);
+            // of rows that are all right, the strictest tolerance; of a wrong row, its own
+            if (i == 0 || one.tolerance < worst.tolerance) worst.tolerance = one.tolerance;
+            if (!(one.max_abs_err <= one.tolerance)) return one;
+        }
+        if (worst.max_abs_err > worst.tolerance) worst.tolerance = worst.max_abs_err;  // each row kept its own
+        return worst;
+    }
+
+  protected:
+    /// Pointers to head_dim and value_dim floats: of the row's query and its output.
+    virtual const float* query_row(std::size_t sequence, std::int64_t head, std::int64_t row) const = 0;
+    virtual const float* output_row(std::size_t sequence, std::int64_t head, std::int64_t row) const = 0;
+    /// Keys [kv_len, head_dim] and values [kv_len, value_dim] of one head as they are stored.
+    virtual void read(std::size_t sequence, std::int64_t kv_head, std::vector<double>& keys,
+                      std::vector<double>& values) const = 0;
+
+    const AttentionShape shape_;
+    const AttentionOptions options_;
+
+  private:
+    Deviation check_row(std::size_t sequence, std::int64_t head, std::int64_t row) const {
+        const std::int64_t kv_len = shape_.kv_lens[sequence];
+        std::vector<double> keys, values;
+        read(sequence, head / (shape_.heads / shape_.kv_heads), keys, values);
+        const float* q = query_row(sequence, head, row);
+        reference::AttentionOptions options;
+        options.causal = shape_.causal;
+        options.window_left = options_.window_left;
+        options.alignment = Alignment::offset;
+        options.offset = row + kv_len - shape_.q_lens[sequence];
+        const reference::AttentionResult expected = reference::attention(
+            reference::Tensor({1, 1, 1, shape_.head_dim}, std::vector<double>(q, q + shape_.head_dim)),
+            reference::Tensor({1, 1, kv_len, shape_.head_dim}, std::move(keys)),
+            reference::Tensor({1, 1, kv_len, shape_.value_dim}, std::move(values)), options);
+        const float* out = output_row(sequence, head, row);
+        Deviation result;
+        for (std::int64_t d = 0; d < shape_.value_dim; ++d) {
+            const double error = std::abs(static_cast<double>(out[d]) - expected.output.values[size(d)]);
+            if (!(error <= result.max_abs_err)) result.max_abs_err = error;  // a NaN too
+        }
+        result.tolerance = reference::output_tolerance(expected.magnitudes);
+        return result;
+    }
+};
+
+/// One call from plain tensors that lie token by token, [rows][heads][dim], the sequences one behind the other. Keys
+/// are packed in the call: that is part of what is timed.
+class Prefill final : public AttentionWorkload {
+  public:
+    explicit Prefill(const AttentionShape& shape) : AttentionWorkload(shape), rows_(sum(shape.q_lens)), offsets_{0} {
+        for (const std::int64_t length : shape_.q_lens) offsets_.push_back(offsets_.back() + length);
+        Random random(1);
+        query_ = random.floats(size(rows_ * shape_.heads * shape_.head_dim), 4.0F);
+        key_ = random.floats(size(rows_ * shape_.kv_heads * shape_.head_dim));
+        value_ = random.floats(size(rows_ * shape_.kv_heads * shape_.value_dim));
+        output_.resize(size(rows_ * shape_.heads * shape_.value_dim));
+    }
+
+    void run(Context& context) override {
+        const bool equal = std::ranges::count(shape_.q_lens, shape_.q_lens.front()) ==
+                           static_cast<std::ptrdiff_t>(shape_.q_lens.size());
+        if (equal) {
+            const auto batch = static_cast<std::int64_t>(shape_.q_lens.size());
+            const std::int64_t length = shape_.q_lens.front();
+            const auto extents = [&](std::int64_t heads, std::int64_t dim) {
+                return Extents<4>{batch, heads, length, dim};
+            };
+            const auto strides = [&](std::int64_t heads, std::int64_t dim) {
+                return Extents<4>{length * heads * dim, dim, heads * dim, 1};
+            };
+            const auto input = [&](const std::vector<float>& data, std::int64_t heads, std::int64_t dim) {
+                return InputTensor<4>{data.data(), DType::f32, extents(heads, dim), strides(heads, dim)};
+            };
+            const std::int64_t heads = shape_.heads;
+            attend(context, input(query_, heads, shape_.head_dim), input(key_, shape_.kv_heads, shape_.head_dim),
+                   input(value_, shape_.kv_heads, shape_.value_dim), options_,
+                   OutputTensor<4>{output_.data(), DType::f32, extents(heads, shape_.value_dim),
+                                   strides(heads, shape_.value_dim)});
+        } else {
+            const auto extents = [&](std::int64_t heads, std::int64_t dim) { return Extents<3>{heads, rows_, dim}; };
+            const auto strides = [&](std::int64_t heads, std::int64_t dim) { return Extents<3>{dim, heads * dim, 1}; };
+            const auto input = [&](const std::vector<float>& data, std::int64_t heads, std::int64_t dim) {
+                return InputTensor<3>{data.data(), DType::f32, extents(heads, dim), strides(heads, dim)};
+            };
+            attend_packed(context, input(query_, shape_.heads, shape_.head_dim),
+                          input(key_, shape_.kv_heads, shape_.head_dim),
+                          input(value_, shape_.kv_heads, shape_.value_dim), offsets_, offsets_, options_,
+                          OutputTensor<3>{output_.data(), DType::f32, extents(shape_.heads, shape_.value_dim),
+                                          strides(shape_.heads, shape_.value_dim)});
+        }
+    }
+
+    std::size_t kv_bytes() const override { return (key_.size() + value_.size()) * sizeof(float); }
+    std::size_t walk_bytes() const override { return kv_bytes(); }
+
+  private:
+    const float* query_row(std::size_t sequence, std::int64_t head, std::int64_t row) const override {
+        return query_.data() + ((offsets_[sequence] + row) * shape_.heads + head) * shape_.head_dim;
+    }
+    const float* output_row(std::size_t sequence, std::int64_t head, std::int64_t row) const override {
+        return output_.data() + ((offsets_[sequence] + row) * shape_.heads + head) * shape_.value_dim;
+    }
+    void read(std::size_t sequence, std::int64_t kv_head, std::vector<double>& keys,
+              std::vector<double>& values) const override {
+        for (std::int64_t row = offsets_[sequence]; row < offsets_[sequence + 1]; ++row) {
+            const float* k = key_.data() + (row * shape_.kv_heads + kv_head) * shape_.head_dim;
+            const float* v = value_.data() + (row * shape_.kv_heads + kv_head) * shape_.value_dim;
+            keys.insert(keys.end(), k, k + shape_.head_dim);
+            values.insert(values.end(), v, v + shape_.value_dim);
+        }
+    }
+
+    std::int64_t rows_;
+    std::vector<std::int64_t> offsets_;  ///< first row of each sequence, and the end
+    std::vector<float> query_, key_, value_, output_;
+};
+
+/// Queries over caches that hold all their keys. Each repetition takes the next layer.
+class OverCaches final : public AttentionWorkload {
+  public:
+    OverCaches(const AttentionShape& shape, Context& context) : AttentionWorkload(shape) {
+        Random random(1);
+        for (std::size_t s = 0; s < shape_.q_lens.size(); ++s) {
+            KvCacheOptions options;
+            options.shape = {.kv_heads = shape_.kv_heads,
+                             .head_dim = shape_.head_dim,
+                             .value_dim = shape_.value_dim,
+                             .key_type = shape_.key_type,
+                             .value_type = shape_.value_type};
+            options.layers = shape_.layers;
+            options.memory = &context.memory();
+            caches_.emplace_back(options);
+            for (std::size_t layer = 0; layer < size(shape_.layers); ++layer) fill(context, s, layer, random);
+            queries_.push_back(random.floats(size(shape_.q_lens[s] * shape_.heads * shape_.head_dim), 4.0F));
+            outputs_.emplace_back(size(shape_.q_lens[s] * shape_.heads * shape_.value_dim));
+        }
+        for (std::size_t s = 0; s < caches_.size(); ++s) {
+            const auto extents = [&](std::int64_t dim) { return Extents<3>{shape_.heads, shape_.q_lens[s], dim}; };
+            const auto strides = [&](std::int64_t dim) { return Extents<3>{dim, shape_.heads * dim, 1}; };
+            calls_.push_back(
+                {.query = {queries_[s].data(), DType::f32, extents(shape_.head_dim), strides(shape_.head_dim)},
+                 .cache = &caches_[s],
+                 .layer = 0,
+                 .output = {outputs_[s].data(), DType::f32, extents(shape_.value_dim), strides(shape_.value_dim)},
+                 .lse = {},
+                 .mask = {}});
+        }
+    }
+
+    void run(Context& context) override {
+        layer_ = (layer_ + 1) % size(shape_.layers);
+        for (CachedQuery& call : calls_) call.layer = layer_;
+        attend(context, calls_, options_);
+    }
+
+    std::size_t kv_bytes() const override {
+        std::size_t bytes = 0;
+        for (const KvCache& cache : caches_) bytes += cache.used_bytes() / size(shape_.layers);
+        return bytes;
+    }
+    std::size_t walk_bytes() const override { return static_cast<std::size_t>(bytes()) * size(shape_.layers); }
+
+  private:
+    void fill(Context& context, std::size_t sequence, std::size_t layer, Random& random) {
+        constexpr std::int64_t kChunk = 512;
+        for (std::int64_t done = 0; done < shape_.kv_lens[sequence];) {
+            const std::int64_t count = std::min(kChunk, shape_.kv_lens[sequence] - done);
+            const auto keys = random.floats(size(shape_.kv_heads * count * shape_.head_dim));
+            const auto values = random.floats(size(shape_.kv_heads * count * shape_.value_dim));
+            caches_[sequence].append(context, layer,
+                                     InputTensor<3>::dense(keys.data(), {shape_.kv_heads, count, shape_.head_dim}),
+                                     InputTensor<3>::dense(values.data(), {shape_.kv_heads, count, shape_.value_dim}));
+            done += count;
+        }
+    }
+
+    const float* query_row(std::size_t sequence, std::int64_t head, std::int64_t row) const override {
+        return queries_[sequence].data() + (row * shape_.heads + head) * shape_.head_dim;
+    }
+    const float* output_row(std::size_t sequence, std::int64_t head, std::int64_t row) const override {
+        return outputs_[sequence].data() + (row * shape_.heads + head) * shape_.value_dim;
+    }
+    void read(std::size_t sequence, std::int64_t kv_head, std::vector<double>& keys,
+              std::vector<double>& values) const override {
+        constexpr std::int64_t kChunk = 512;
+        const std::int64_t length = shape_.kv_lens[sequence];
+        std::vector<float> k(size(shape_.kv_heads * kChunk * shape_.head_dim));
+        std::vector<float> v(size(shape_.kv_heads * kChunk * shape_.value_dim));
+        for (std::int64_t first = 0; first < length; first += kChunk) {
+            const std::int64_t count = std::min(kChunk, length - first);
+            caches_[sequence].read_back(layer_, first,
+                                        OutputTensor<3>::dense(k.data(), {shape_.kv_heads, count, shape_.head_dim}),
+                                        OutputTensor<3>::dense(v.data(), {shape_.kv_heads, count, shape_.value_dim}));
+            const float* head_keys = k.data() + kv_head * count * shape_.head_dim;
+            const float* head_values = v.data() + kv_head * count * shape_.value_dim;
+            keys.insert(keys.end(), head_keys, head_keys + count * shape_.head_dim);
+            values.insert(values.end(), head_values, head_values + count * shape_.value_dim);
+        }
+    }
+
+    std::vector<KvCache> caches_;
+    std::vector<std::vector<float>> queries_, outputs_;
+    std::vector<CachedQuery> calls_;
+    std::size_t layer_ = 0;
+};
+
+nlohmann::ordered_json shape_json(const AttentionShape& s) {
+    const bool equal =
+        std::ranges::count(s.kv_lens, s.kv_lens.front()) == static_cast<std::ptrdiff_t>(s.kv_lens.size());
+    nlohmann::ordered_json json;
+    json["phase"] = to_string(s.phase);
+    json["q_len"] = std::ranges::max(s.q_lens);
+    json["kv_len"] = std::ranges::max(s.kv_lens);
+    json["batch"] = s.q_lens.size();
+    json["lens"] = nullptr;  // of an unequal batch
+    if (!equal) json["lens"] = s.kv_lens;
+    json["heads"] = s.heads;
+    json["kv_heads"] = s.kv_heads;
+    json["head_dim"] = s.head_dim;
+    json["value_dim"] = s.value_dim;
+    json["causal"] = s.causal;
+    json["window"] = s.window;
+    json["kv_type"] = s.key_type == s.value_type ? std::string(to_string(s.key_type))
+                                                 : fmt::format("{}:{}", to_string(s.key_type), to_string(s.value_type));
+    return json;
+}
+
+}  // namespace
+
+const char* to_string(Phase phase) noexcept {
+    switch (phase) {
+        case Phase::prefill:
+            return "prefill";
+        case Phase::decode:
+            return "decode";
+        case Phase::chunk:
+            return "chunk";
+    }
+    return "";
+}
+
+double visible_pairs(const AttentionShape& s) {
+    double pairs = 0.0;
+    for (std::size_t sequence = 0; sequence < s.q_lens.size(); ++sequence) {
+        for (std::int64_t row = 0; row < s.q_lens[sequence]; ++row) {
+            const Range range = seen(s, sequence, row);
+            pairs += static_cast<double>(std::max<std::int64_t>(range.end - range.begin, 0));
+        }
+    }
+    return pairs;
+}
+
+double live_kv_bytes(const AttentionShape& s) {
+    const double bytes_of_token = row_bytes(s.key_type, s.head_dim) + row_bytes(s.value_type, s.value_dim);
+    double tokens = 0.0;
+    for (std::size_t sequence = 0; sequence < s.q_lens.size(); ++sequence) {
+        if (s.q_lens[sequence] == 0) continue;
+        const std::int64_t begin = seen(s, sequence, 0).begin;
+        const std::int64_t end = seen(s, sequence, s.q_lens[sequence] - 1).end;
+        tokens += static_cast<double>(std::max<std::int64_t>(end - begin, 0));
+    }
+    return tokens * static_cast<double>(s.kv_heads) * bytes_of_token;
+}
+
+PlannedWorkload plan_attention(const AttentionShape& shape, const std::string& what) {
+    AttentionShape s = shape;
+    // in double: what is too large for 64 bits is too large for the memory
+    const auto floats = [](double rows, std::int64_t heads, std::int64_t columns) {
+        return 4.0 * rows * static_cast<double>(heads) * static_cast<double>(columns);
+    };
+    const auto q_rows = static_cast<double>(sum(s.q_lens));
+    const auto available = static_cast<double>(available_memory());
+    double bytes = floats(q_rows, s.heads, s.head_dim) + floats(q_rows, s.heads, s.value_dim);
+    if (s.phase == Phase::prefill) {
+        bytes += floats(q_rows, s.kv_heads, s.head_dim) + floats(q_rows, s.kv_heads, s.value_dim);
+    }
+    double layer_bytes = 0.0;
+    KvCacheOptions options;
+    options.shape = {.kv_heads = s.kv_heads,
+                     .head_dim = s.head_dim,
+                     .value_dim = s.value_dim,
+                     .key_type = s.key_type,
+                     .value_type = s.value_type};
+    for (const std::int64_t length : s.kv_lens) {
+        layer_bytes +=
+            static_cast<double>(KvCache::estimate_bytes(options, length));  // refuses types that are not built
+    }
+    if (s.phase != Phase::prefill) {
+        if (s.layers == 0) {
+            // twice the last-level cache, so that no step finds its keys where the last one left them
+            const double wanted = 2.0 * static_cast<double>(last_level_cache_bytes());
+            const double live = std::max(live_kv_bytes(s), 1.0);
+            s.layers =
+                std::clamp(static_cast<std::int64_t>(std::ceil(wanted / live)), std::int64_t{1},
+                           std::max(static_cast<std::int64_t>((available / 2 - bytes) / layer_bytes), std::int64_t{1}));
+        }
+        bytes += layer_bytes * static_cast<double>(s.layers);
+    }
+    if (bytes > available) {
+        throw OutOfMemory(fmt::format("{}: needs {:.4g} GiB of memory, {:.4g} GiB are available", what, bytes * 0x1p-30,
+                                      available * 0x1p-30));
+    }
+    return {.shape = shape_json(s),
+            .memory_bytes = static_cast<std::size_t>(bytes),
+            .make = [s](Context& context) -> std::unique_ptr<Workload> {
+                if (s.phase == Phase::prefill) return std::make_unique<Prefill>(s);
+                return std::make_unique<OverCaches>(s, context);
+            }};
+}
+
+}  // namespace headlong::tools

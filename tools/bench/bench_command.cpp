@@ -1,0 +1,323 @@
+#include "tools/bench/bench_command.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+
+#include <fmt/format.h>
+
+#include <headlong/error.hpp>
+
+#include "engine/mapped_file.hpp"
+#include "tools/bench/attention_workload.hpp"
+#include "tools/bench/linear_workload.hpp"
+#include "tools/bench/plot.hpp"
+#include "tools/bench/report.hpp"
+#include "tools/bench/schedule.hpp"
+#include "tools/commands.hpp"
+#include "tools/measure/contexts.hpp"
+#include "tools/measure/lists.hpp"
+#include "tools/measure/machine.hpp"
+#include "tools/measure/progress.hpp"
+#include "tools/shapes/model_shape.hpp"
+
+namespace headlong::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 40U;
+constexpr std::int64_t kMostHeads = std::int64_t{1} << 16U;
+constexpr std::int64_t kMostDim = std::int64_t{1} << 20U;  // as in a cache
+constexpr std::int64_t kMostThreads = 4096;
+
+[[noreturn]] void refuse(const std::string& why) { throw InvalidArgument(why); }
+
+std::int64_t within(const char* option, std::int64_t value, std::int64_t least, std::int64_t most) {
+    if (value < least || value > most) refuse(fmt::format("{} is {}; allowed: {} to {}", option, value, least, most));
+    return value;
+}
+
+/// What is checked and opened before any work, and used after it.
+class Output {
+  public:
+    explicit Output(const BenchArguments& arguments) : arguments_(arguments), format_(parse_format(arguments.format)) {
+        if (arguments.fail_below) {
+            if (arguments.compare.empty()) refuse("--fail-below needs --compare BASE.json");
+            if (!(*arguments.fail_below > 0.0 && *arguments.fail_below <= 100.0)) {
+                refuse(fmt::format("--fail-below is {}; allowed: above 0, to 100", *arguments.fail_below));
+            }
+        }
+        if (!arguments.compare.empty()) baseline_.emplace(arguments.compare);
+        if (!arguments.plot.empty()) check_plot(arguments.plot);
+        if (!arguments.out.empty()) {
+            file_.open(arguments.out,
+                       std::ios::binary | std::ios::app);  // appending: what is there stays until the end
+            if (!file_) throw IoError(fmt::format("--out {}: cannot be written", one_line(arguments.out)));
+        }
+    }
+
+    /// Measures and reports. Returns the exit code.
+    int run(const BenchPlan& plan) {
+        BenchResult result = measure(plan);
+        std::vector<Json> rows = report_rows(plan, result);
+        std::size_t matches = baseline_ ? baseline_->compare(rows) : 0;
+        // A row that falls below is measured again, twice at most, and its best counts: a slower program is slow each
+        // time, a disturbed one is not.
+        for (int again = 0; again < 2 && arguments_.fail_below; ++again) {
+            std::vector<std::size_t> below;
+            for (std::size_t r = 0; r < rows.size(); ++r) {
+                if (!rows[r]["speedup"].is_null() && rows[r]["speedup"] < *arguments_.fail_below) below.push_back(r);
+            }
+            if (below.empty()) break;
+            BenchPlan rest = plan;
+            rest.rows.clear();
+            for (const std::size_t r : below) rest.rows.push_back(plan.rows[r]);
+            BenchResult second = measure(rest);
+            result.best_clock_hz = std::max(result.best_clock_hz, second.best_clock_hz);
+            for (std::size_t i = 0; i < below.size(); ++i) {
+                RowResult& first = result.rows[below[i]];
+                if (second.rows[i].ns.median() < first.ns.median()) first = std::move(second.rows[i]);
+            }
+            rows = report_rows(plan, result);
+            matches = baseline_->compare(rows);
+        }
+        write(format_report(format_, machine_json(), rows));
+        if (!arguments_.plot.empty()) plot(arguments_.plot, rows);
+        const int checked = judge_deviations(rows);
+        const int compared = baseline_ ? judge_speedups(rows, matches) : static_cast<int>(done);
+        return std::max(checked, compared);
+    }
+
+  private:
+    static BenchResult measure(const BenchPlan& plan) {
+        const Progress progress;
+        return run_bench(plan, [&](std::size_t rows_done, std::size_t rows, double seconds) {
+            progress.show(fmt::format("{} of {} rows, about {:.0f} s left", rows_done, rows, std::max(seconds, 1.0)));
+        });
+    }
+
+    void write(const std::string& text) {
+        if (arguments_.out.empty()) {
+            std::fwrite(text.data(), 1, text.size(), stdout);  // main() tells whether it got through
+            return;
+        }
+        file_.close();
+        file_.open(arguments_.out, std::ios::binary | std::ios::trunc);
+        file_ << text;
+        file_.close();
+        if (!file_) throw IoError(fmt::format("--out {}: writing failed", one_line(arguments_.out)));
+    }
+
+    static int judge_deviations(const std::vector<Json>& rows) {
+        int code = done;
+        for (const Json& row : rows) {
+            if (!row.contains("max_abs_err")) continue;
+            const double error = row["max_abs_err"].is_null() ? 1e300 : row["max_abs_err"].get<double>();
+            if (error <= row["tolerance"].get<double>()) continue;
+            fmt::print(stderr, "headlong: {}: is {:.3g} off the reference; allowed: {:.3g}\n", row_name(row), error,
+                       row["tolerance"].get<double>());
+            code = check_failed;
+        }
+        return code;
+    }
+
+    /// Throttled rows say nothing: they are named, and not judged.
+    int judge_speedups(const std::vector<Json>& rows, std::size_t matches) const {
+        if (matches == 0) {
+            fmt::print(stderr, "headlong: --compare {}: has none of these rows\n", one_line(arguments_.compare));
+            return bad_call;
+        }
+        if (!arguments_.fail_below) return done;
+        std::size_t judged = 0;
+        int code = done;
+        for (const Json& row : rows) {
+            if (row["speedup"].is_null()) continue;
+            if (row["throttled"] == true || row.contains("base_throttled")) {
+                fmt::print(stderr, "headlong: {}: not judged, a core was throttled\n", row_name(row));
+                continue;
+            }
+            ++judged;
+            const double speedup = row["speedup"].get<double>();
+            if (speedup >= *arguments_.fail_below) continue;
+            fmt::print(stderr, "headlong: {}: {:.3f} times as fast as in {}; allowed: {} and more\n", row_name(row),
+                       speedup, one_line(arguments_.compare), *arguments_.fail_below);
+            code = check_failed;
+        }
+        if (judged == 0) {
+            fmt::print(stderr, "headlong: --fail-below: no row could be judged\n");
+            return check_failed;
+        }
+        return code;
+    }
+
+    const BenchArguments& arguments_;
+    Format format_;
+    std::optional<Baseline> baseline_;
+    std::ofstream file_;
+};
+
+BenchPlan common_plan(const BenchArguments& arguments) {
+    BenchPlan plan;
+    if (arguments.repetitions) {
+        plan.repetitions = static_cast<std::size_t>(within("-r", *arguments.repetitions, 1, 1'000'000));
+    }
+    plan.check = arguments.check;
+    return plan;
+}
+
+/// A row of each workload for each instruction set and number of threads.
+void add_rows(BenchPlan& plan, const BenchArguments& arguments) {
+    std::vector<std::int64_t> threads{static_cast<std::int64_t>(default_concurrency())};
+    if (!arguments.threads.empty()) threads = parse_list("-t", arguments.threads, 1, kMostThreads);
+    for (const Isa isa : parse_isas(arguments.isa)) {
+        for (const std::int64_t count : threads) {
+            for (std::size_t w = 0; w < plan.workloads.size(); ++w) {
+                plan.rows.push_back({.workload = w, .isa = isa, .threads = static_cast<std::size_t>(count)});
+            }
+        }
+    }
+}
+
+/// Heads and dims, from wherever they are given.
+AttentionShape attention_shape(const BenchAttentionArguments& a) {
+    AttentionShape shape;
+    const bool by_flags = a.heads || a.kv_heads || a.head_dim;
+    if (static_cast<int>(by_flags) + static_cast<int>(!a.config.empty()) + static_cast<int>(!a.preset.empty()) > 1) {
+        refuse(
+            "--config, --preset, and --heads with --kv-heads and --head-dim are three ways to say the same: give one");
+    }
+    if (!a.config.empty() || !a.preset.empty()) {
+        const ModelShape model = a.config.empty() ? model_preset(a.preset) : read_model_shape(a.config);
+        shape.heads = model.heads;
+        shape.kv_heads = model.kv_heads;
+        shape.head_dim = model.head_dim;
+        shape.value_dim = model.value_dim;
+    } else {
+        shape.heads = within("--heads", a.heads.value_or(32), 1, kMostHeads);
+        shape.kv_heads = within("--kv-heads", a.kv_heads.value_or(a.heads ? *a.heads : 8), 1, kMostHeads);
+        shape.head_dim = within("--head-dim", a.head_dim.value_or(128), 1, kMostDim);
+        shape.value_dim = shape.head_dim;
+        if (shape.heads % shape.kv_heads != 0) {
+            refuse(fmt::format("--kv-heads is {}; it must divide the {} heads", shape.kv_heads, shape.heads));
+        }
+    }
+    shape.causal = !a.no_causal;
+    if (a.window) shape.window = within("--window", *a.window, 1, kMostTokens);
+    shape.layers = within("--layers", a.layers, 0, 1 << 20U);
+    return shape;
+}
+
+/// The rows that are asked for, without types.
+std::vector<AttentionShape> attention_shapes(const BenchAttentionArguments& a) {
+    const AttentionShape shape = attention_shape(a);
+    if (a.batch && !a.lens.empty()) refuse("-b and --lens: a batch has equal lengths or given ones: give one of them");
+    if (!a.lens.empty() && (!a.prefill.empty() || !a.depths.empty())) {
+        refuse(
+            "--lens gives the lengths of a batch's sequences itself: not with -p or -d (with -q, a chunk of each; "
+            "with -q 1, decode alone)");
+    }
+    if (a.queries && a.depths.empty() && a.lens.empty()) refuse("-q needs depths: give -d, or --lens");
+    const auto batch = static_cast<std::size_t>(within("-b", a.batch.value_or(1), 1, 65'536));
+    const std::int64_t queries = within("-q", a.queries.value_or(1), 1, kMostTokens);
+    const bool nothing = a.prefill.empty() && a.depths.empty() && a.lens.empty();
+
+    std::vector<AttentionShape> shapes;
+    const auto add = [&](Phase phase, std::vector<std::int64_t> q_lens, std::vector<std::int64_t> kv_lens) {
+        shapes.push_back(shape);
+        shapes.back().phase = phase;
+        shapes.back().q_lens = std::move(q_lens);
+        shapes.back().kv_lens = std::move(kv_lens);
+    };
+    const auto add_over_caches = [&](const std::vector<std::int64_t>& kv_lens) {
+        const std::int64_t shortest = std::ranges::min(kv_lens);
+        if (queries > shortest) {
+            refuse(fmt::format("-q is {}; the last query sees {} keys, and the queries' own are among them", queries,
+                               shortest));
+        }
+        add(queries == 1 ? Phase::decode : Phase::chunk, std::vector(kv_lens.size(), queries), kv_lens);
+    };
+    if (!a.lens.empty()) {
+        const std::vector<std::int64_t> lens = parse_list("--lens", a.lens, 1, kMostTokens, Repeats::kept);
+        if (!a.queries) add(Phase::prefill, lens, lens);
+        add_over_caches(lens);
+        return shapes;
+    }
+    if (nothing || !a.prefill.empty()) {
+        for (const std::int64_t n : parse_list("-p", nothing ? "512,2048" : a.prefill, 1, kMostTokens)) {
+            add(Phase::prefill, std::vector(batch, n), std::vector(batch, n));
+        }
+    }
+    if (nothing || !a.depths.empty()) {
+        for (const std::int64_t n : parse_list("-d", nothing ? "4096,32768" : a.depths, 1, kMostTokens)) {
+            add_over_caches(std::vector(batch, n));
+        }
+    }
+    return shapes;
+}
+
+/// How the command line called a row.
+std::string asked_for(const AttentionShape& s) {
+    const std::int64_t longest = std::ranges::max(s.kv_lens);
+    return fmt::format("{} {}{}", s.phase == Phase::prefill ? "-p" : "-d", longest,
+                       s.kv_lens.size() > 1 ? fmt::format(" (a batch of {})", s.kv_lens.size()) : "");
+}
+
+std::vector<LinearShape> linear_shapes(const BenchLinearArguments& a) {
+    std::vector<LinearShape> shapes;
+    const std::int64_t layers = within("--layers", a.layers, 0, 1 << 20U);
+    std::string rest = a.shapes;
+    while (!rest.empty()) {
+        const std::size_t comma = rest.find(',');
+        const std::string one = rest.substr(0, comma);
+        rest = comma == std::string::npos ? "" : rest.substr(comma + 1);
+        std::vector<std::int64_t> sizes;
+        for (std::size_t begin = 0; begin <= one.size();) {
+            const std::size_t end = std::min(one.find('x', begin), one.size());
+            const std::string digits = one.substr(begin, end - begin);
+            const bool number = !digits.empty() && digits.size() < 8 &&
+                                std::ranges::all_of(digits, [](char c) { return c >= '0' && c <= '9'; });
+            sizes.push_back(number ? std::stoll(digits) : 0);
+            begin = end + 1;
+        }
+        if (sizes.size() != 3 || std::ranges::min(sizes) < 1) {
+            refuse(fmt::format("--shape holds '{}'; each is MxKxN (rows x inputs x outputs), numbers from 1 to 9999999",
+                               one));
+        }
+        shapes.push_back({.rows = sizes[0], .inputs = sizes[1], .outputs = sizes[2], .layers = layers});
+    }
+    if (shapes.empty()) refuse("--shape is empty; give MxKxN");
+    return shapes;
+}
+
+}  // namespace
+
+int run_bench_attention(const BenchAttentionArguments& arguments) {
+    Output output(arguments.common);
+    BenchPlan plan = common_plan(arguments.common);
+    for (const auto& [key_type, value_type] : parse_kv_types("--kv", arguments.kv)) {
+        for (AttentionShape shape : attention_shapes(arguments)) {
+            shape.key_type = key_type;
+            shape.value_type = value_type;
+            plan.workloads.push_back(plan_attention(shape, asked_for(shape)));
+        }
+    }
+    add_rows(plan, arguments.common);
+    return output.run(plan);
+}
+
+int run_bench_linear(const BenchLinearArguments& arguments) {
+    Output output(arguments.common);
+    BenchPlan plan = common_plan(arguments.common);
+    if (arguments.weights != "f32") {
+        throw Unsupported(fmt::format("--weights is '{}'; this version has f32", arguments.weights));
+    }
+    for (const LinearShape& shape : linear_shapes(arguments)) {
+        plan.workloads.push_back(
+            plan_linear(shape, fmt::format("--shape {}x{}x{}", shape.rows, shape.inputs, shape.outputs)));
+    }
+    add_rows(plan, arguments.common);
+    return output.run(plan);
+}
+
+}  // namespace headlong::tools

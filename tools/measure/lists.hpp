@@ -1,0 +1,29 @@
+// Lists as they are typed: lengths and depths, and types of caches.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <headlong/kv_cache.hpp>
+
+namespace headlong::tools {
+
+/// What becomes of a value that a list holds twice.
+enum class Repeats : std::uint8_t { dropped, kept };
+
+/// Whole numbers from `least` to `most` with commas between them. One item may stand for several: 1-4 for 1,2,3,4,
+/// 512-2048+512 for 512,1024,1536,2048 and 512-8192*2 for 512,1024,2048,4096,8192. At most 1000 values, in the order of
+/// their first appearance. Throws InvalidArgument, naming the option.
+std::vector<std::int64_t> parse_list(const std::string& option, const std::string& text, std::int64_t least,
+                                     std::int64_t most, Repeats repeats = Repeats::dropped);
+
+/// Types of keys and values: `int8` for both, `int8:f16` where they differ. Each pair once. Throws InvalidArgument,
+/// naming the option.
+std::vector<std::pair<KvType, KvType>> parse_kv_types(const std::string& option, const std::string& text);
+
+/// "int8", or "int8:f16" where they differ.
+std::string kv_types_name(const std::pair<KvType, KvType>& types);
+
+}  // namespace headlong::tools

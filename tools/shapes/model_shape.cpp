@@ -1,0 +1,166 @@
+#include "tools/shapes/model_shape.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <filesystem>
+#include <initializer_list>
+#include <optional>
+#include <system_error>
+
+#include <headlong/error.hpp>
+
+#include "engine/json_node.hpp"
+#include "engine/mapped_file.hpp"
+
+namespace headlong::tools {
+namespace {
+
+using Keys = std::initializer_list<const char*>;  // one thing as the families spell it
+
+constexpr std::uint64_t kMostParts = std::uint64_t{1} << 20;  // layers, heads, elements of one: as in a cache
+constexpr std::uint64_t kMostSize = std::uint64_t{1} << 24;   // as the engine's reader of config.json allows
+constexpr std::int64_t kMostWidth = std::int64_t{1} << 30;    // of all heads
+
+constexpr std::array kFourTimesHidden{"gpt2", "gptj", "gpt_neo", "gpt_bigcode", "bloom", "falcon", "RefinedWebModel"};
+
+std::optional<JsonNode> find(const JsonNode& config, Keys keys) {
+    for (const char* key : keys) {
+        if (auto node = config.find(key)) return node;
+    }
+    return std::nullopt;
+}
+
+std::int64_t size_of(const JsonNode& node, std::uint64_t most) {
+    return static_cast<std::int64_t>(node.whole_number(most, 1));
+}
+
+std::int64_t size_or(const JsonNode& config, Keys keys, std::uint64_t most, std::int64_t otherwise) {
+    const auto node = find(config, keys);
+    return node ? size_of(*node, most) : otherwise;
+}
+
+JsonNode required(const JsonNode& config, Keys keys) {
+    const auto node = find(config, keys);
+    return node ? *node : config.at(*keys.begin());
+}
+
+std::string text_or_nothing(const JsonNode& config, const char* key) {
+    const auto node = config.find(key);
+    return node ? node->string() : std::string();
+}
+
+/// How many KV heads a key says there are, if any does.
+std::optional<JsonNode> kv_heads_node(const JsonNode& config) {
+    if (auto node = find(config, {"num_key_value_heads", "num_kv_heads", "n_head_kv"})) return node;
+    if (config.boolean_or("multi_query_attention", false)) return config.find("multi_query_group_num");  // ChatGLM
+    const auto attention = config.find("attn_config");                                                   // MPT, DBRX
+    return attention ? attention->find("kv_n_heads") : std::nullopt;
+}
+
+std::int64_t sliding_window_of(const JsonNode& config) {
+    const auto window = config.find("sliding_window");
+    if (!window || !config.boolean_or("use_sliding_window", true)) return 0;
+    if (const auto types = config.find("layer_types")) {
+        const std::vector<JsonNode> layers = types->items();
+        if (std::ranges::all_of(layers, [](const JsonNode& layer) { return layer.string() == "full_attention"; })) {
+            return 0;
+        }
+    }
+    return size_of(*window, kMostSize);
+}
+
+std::string name_of(const std::string& file) {
+    const std::filesystem::path path = std::filesystem::absolute(file).lexically_normal();
+    return one_line((path.filename() == "config.json" ? path.parent_path().filename() : path.stem()).string());
+}
+
+std::string lower(std::string_view text) {
+    std::string result(text);
+    for (char& c : result) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return result;
+}
+
+}  // namespace
+
+const ModelShape& model_preset(std::string_view name) {
+    std::vector<std::string_view> names;
+    for (const ModelShape& preset : model_presets()) {
+        if (lower(preset.name) == lower(name)) return preset;
+        names.push_back(preset.name);
+    }
+    throw InvalidArgument(
+        fmt::format("preset is '{}'; allowed are {}", one_line(name.substr(0, 80)), fmt::join(names, ", ")));
+}
+
+ModelShape read_model_shape(const std::string& path) {
+    std::error_code ignored;
+    const std::string file =
+        std::filesystem::is_directory(path, ignored) ? (std::filesystem::path(path) / "config.json").string() : path;
+    constexpr std::uint64_t kLargest = std::uint64_t{1} << 26;
+    const std::string shown = one_line(file);
+    const nlohmann::json document = parse_json(read_text(file, kLargest), shown);
+    const JsonNode root(document, shown);
+    // a model that also sees or hears has its decoder in an object of its own
+    const JsonNode config = find(root, {"text_config", "llm_config", "language_config"}).value_or(root);
+    const std::string type = text_or_nothing(config, "model_type");
+    // published Gemma 3 files leave out what is the default of its family
+    const bool gemma3 = type == "gemma3_text";
+
+    ModelShape shape;
+    shape.name = name_of(file);
+    shape.layers = size_of(required(config, {"num_hidden_layers", "n_layer", "num_layers", "n_layers"}), kMostParts);
+    shape.hidden_size = size_or(config, {"hidden_size", "n_embd", "d_model", "n_embed"}, kMostSize, 0);
+    const Keys heads_keys{"num_attention_heads", "n_head", "num_heads", "n_heads"};
+    shape.heads = gemma3 && !find(config, heads_keys) ? 8 : size_of(required(config, heads_keys), kMostParts);
+
+    const bool latent = config.find("kv_lora_rank").has_value();  // MLA, whose expanded form this is
+    const bool one_kv_head =
+        config.boolean_or("multi_query", false) && !config.boolean_or("new_decoder_architecture", false);
+    const auto kv_heads = kv_heads_node(config);
+    shape.kv_heads = gemma3 ? 4 : shape.heads;
+    if (one_kv_head) {  // whatever num_kv_heads says: Falcon 7B's says 71
+        shape.kv_heads = 1;
+    } else if (kv_heads && !latent) {
+        shape.kv_heads = size_of(*kv_heads, kMostParts);
+    }
+    if (shape.heads % shape.kv_heads != 0) {
+        if (kv_heads) kv_heads->fail(fmt::format("is {}, it must divide the {} heads", shape.kv_heads, shape.heads));
+        config.fail(fmt::format("has {} heads, which must be a multiple of {} KV heads", shape.heads, shape.kv_heads));
+    }
+
+    if (latent) {
+        shape.head_dim =
+            size_of(config.at("qk_nope_head_dim"), kMostParts) + size_of(config.at("qk_rope_head_dim"), kMostParts);
+        static_cast<void>(config.at("v_head_dim"));
+    } else if (const auto head_dim = find(config, {"head_dim", "kv_channels"})) {
+        shape.head_dim = size_of(*head_dim, kMostParts);
+    } else if (gemma3) {
+        shape.head_dim = 256;
+    } else {
+        const std::int64_t hidden = size_of(required(config, {"hidden_size", "n_embd", "d_model"}), kMostSize);
+        if (hidden % shape.heads != 0) {
+            required(config, heads_keys)
+                .fail(fmt::format("is {}, without head_dim it must divide hidden_size {}", shape.heads, hidden));
+        }
+        shape.head_dim = hidden / shape.heads;
+    }
+    shape.value_dim = size_or(config, {"v_head_dim"}, kMostParts, shape.head_dim);
+    const std::int64_t dim = std::max(shape.head_dim, shape.value_dim);
+    if (dim > static_cast<std::int64_t>(kMostParts) || shape.heads * dim > kMostWidth) {
+        config.fail(fmt::format("has {} heads of {} elements; allowed are {} elements, and {} in all heads",
+                                shape.heads, dim, kMostParts, kMostWidth));
+    }
+
+    shape.intermediate_size = size_or(config, {"intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"}, kMostSize,
+                                      std::ranges::count(kFourTimesHidden, type) * 4 * shape.hidden_size);
+    shape.vocab_size = size_or(config, {"vocab_size", "padded_vocab_size"}, kMostSize, gemma3 ? 262208 : 0);
+    shape.max_positions = size_or(config, {"max_position_embeddings", "n_positions", "max_seq_len", "seq_length"},
+                                  kMostSize, gemma3 ? 131072 : 0);
+    shape.sliding_window = sliding_window_of(config);
+    return shape;
+}
+
+}  // namespace headlong::tools
