@@ -14,6 +14,11 @@ constexpr std::size_t saturating_product(std::size_t a, std::size_t b) noexcept 
     return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::size_t>::max() : product;
 }
 
+constexpr std::size_t saturating_sum(std::size_t a, std::size_t b) noexcept {
+    std::size_t sum = 0;
+    return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<std::size_t>::max() : sum;
+}
+
 /// Hands out pieces of a memory block, each aligned for kernels; with a null base it only counts. The same code that
 /// takes the pieces thus says how much they need. Sizes saturate: what 64 bits cannot count, nobody allocates.
 class Carver {

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "engine/attention/call.hpp"
 #include "engine/kv_cache_impl.hpp"
 #include "engine/mapped_file.hpp"
 #include "engine/row_ops.hpp"
@@ -84,13 +85,16 @@ struct Decoder::Activations {
     float* cosine;     ///< [tokens][head_dim / 2]
     float* sine;       ///< the same
 
+    static std::size_t bytes(const DecoderConfig& c, std::int64_t tokens) noexcept {
+        const std::int64_t row = 2 * c.hidden_size + 2 * c.heads * c.head_dim + 2 * c.kv_heads * c.head_dim +
+                                 2 * c.intermediate_size + c.head_dim;
+        return saturating_product(saturating_product(size(row), size(tokens)), sizeof(float));
+    }
+
     Activations(Workspace& workspace, const DecoderConfig& c, std::int64_t tokens) {
         const std::int64_t width = c.heads * c.head_dim;
         const std::int64_t kv_width = c.kv_heads * c.head_dim;
-        std::int64_t total = 0;
-        const std::int64_t row = 2 * c.hidden_size + 2 * width + 2 * kv_width + 2 * c.intermediate_size + c.head_dim;
-        if (__builtin_mul_overflow(row, tokens, &total) || total > (std::int64_t{1} << 60)) throw std::bad_alloc();
-        float* p = workspace.rows.ensure_floats(size(total));
+        auto* p = reinterpret_cast<float*>(workspace.rows.ensure(bytes(c, tokens)));
         const auto next = [&](std::int64_t columns) { return std::exchange(p, p + columns * tokens); };
         residual = next(c.hidden_size);
         normed = next(c.hidden_size);
@@ -164,15 +168,46 @@ Decoder::Decoder(Context::Impl& context, std::pmr::memory_resource& memory, Deco
     file.refuse_rest(c.tied_embeddings, names.head);
 }
 
-std::size_t Decoder::weight_bytes() const noexcept {
-    std::size_t bytes = head_->bytes();
-    for (const auto& layer : layers_) {
-        for (const Linear* linear : {&layer->query, &layer->key, &layer->value, &layer->attention_output, &layer->gate,
-                                     &layer->up, &layer->down}) {
-            bytes += linear->bytes();
-        }
+std::size_t Decoder::weight_bytes(const DecoderConfig& c) noexcept {
+    const std::int64_t width = c.heads * c.head_dim;
+    const std::int64_t kv_width = c.kv_heads * c.head_dim;
+    std::size_t layer = 0;
+    const auto add = [&](std::int64_t inputs, std::int64_t outputs, bool has_bias) {
+        layer = saturating_sum(layer, Linear::bytes_for(inputs, outputs, has_bias));
+    };
+    add(c.hidden_size, width, c.attention_bias);
+    add(c.hidden_size, kv_width, c.attention_bias);
+    add(c.hidden_size, kv_width, c.attention_bias);
+    add(width, c.hidden_size, c.attention_bias);
+    add(c.hidden_size, c.intermediate_size, c.mlp_bias);
+    add(c.hidden_size, c.intermediate_size, c.mlp_bias);
+    add(c.intermediate_size, c.hidden_size, c.mlp_bias);
+    return saturating_sum(saturating_product(layer, size(c.layers)),
+                          Linear::bytes_for(c.hidden_size, c.vocab_size, false));
+}
+
+std::size_t Decoder::scratch_bytes(const Context::Impl& context, const DecoderConfig& c,
+                                   std::span<const std::int64_t> token_counts) noexcept {
+    std::size_t rows = 0;
+    AttentionScratch attention;
+    for (const std::int64_t tokens : token_counts) {  // buffers grow to the most that any call needs of them
+        if (tokens == 0) continue;
+        const Block block;
+        Sequence sequence;
+        sequence.q_len = tokens;
+        sequence.blocks = &block;
+        AttentionProblem problem;
+        problem.heads = c.heads;
+        problem.kv_heads = c.kv_heads;
+        problem.head_dim = problem.value_dim = c.head_dim;
+        problem.sequences = {&sequence, 1};
+        const AttentionScratch of_call = attention_scratch(context, problem);
+        rows = std::max(rows, Activations::bytes(c, tokens));
+        attention.workers = std::max(attention.workers, of_call.workers);
+        attention.states = std::max(attention.states, of_call.states);
     }
-    return bytes;
+    if (rows == 0) return 0;
+    return saturating_sum(saturating_sum(rows, list_bytes(1, 0)), saturating_sum(attention.workers, attention.states));
 }
 
 void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,

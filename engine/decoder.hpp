@@ -45,8 +45,14 @@ class Decoder {
     void forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
                  std::int64_t logit_rows, std::int64_t logit_stride, const ForwardHooks& hooks = {}) const;
 
-    /// Bytes of the linear layers' weights and biases as they are stored, the output head's included.
-    std::size_t weight_bytes() const noexcept;
+    /// Bytes that a decoder of such a description takes from its memory resource. (Beside them, its weight file is
+    /// mapped, or held by whoever opened it.)
+    static std::size_t weight_bytes(const DecoderConfig& config) noexcept;
+
+    /// Bytes of scratch that a context holds after calls of forward() with these numbers of tokens, one at a time,
+    /// whatever the caches held before.
+    static std::size_t scratch_bytes(const Context::Impl& context, const DecoderConfig& config,
+                                     std::span<const std::int64_t> token_counts) noexcept;
 
   private:
     struct Layer {

@@ -18,6 +18,10 @@ constexpr std::size_t kPanelsPerTask = 8;
 
 std::size_t ceil_div(std::size_t a, std::size_t b) noexcept { return (a + b - 1) / b; }
 
+std::size_t floats_of_panels(std::size_t inputs, std::size_t outputs) noexcept {
+    return saturating_product(kernels::round_up(outputs, kPanelTokens), inputs);
+}
+
 }  // namespace
 
 Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const InputTensor<2>& weight,
@@ -26,7 +30,7 @@ Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const 
     const auto inputs = static_cast<std::size_t>(inputs_);
     const auto outputs = static_cast<std::size_t>(outputs_);
     const std::size_t panels = ceil_div(outputs, kPanelTokens);
-    float* memory_of_panels = panels_.ensure_floats(panels * inputs * kPanelTokens);
+    float* memory_of_panels = panels_.ensure_floats(floats_of_panels(inputs, outputs));
     const FloatEnvironment environment;
     if (panels > 0) std::fill_n(memory_of_panels + (panels - 1) * inputs * kPanelTokens, inputs * kPanelTokens, 0.0F);
     context.kernels.pack_panels(
@@ -44,8 +48,7 @@ Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const 
     : inputs_(weight.shape[1]), outputs_(weight.shape[0]), panels_(memory), bias_(memory) {
     const auto inputs = static_cast<std::size_t>(inputs_);
     const auto outputs = static_cast<std::size_t>(outputs_);
-    const std::size_t panels = ceil_div(outputs, kPanelTokens);
-    float* panel = panels_.ensure_floats(panels * inputs * kPanelTokens);
+    float* panel = panels_.ensure_floats(floats_of_panels(inputs, outputs));
     Buffer widened(memory);  // of one panel's rows: a second copy of all weights would be the peak of loading
     float* rows = widened.ensure_floats(inputs * kPanelTokens);
     const FloatEnvironment environment;
@@ -57,6 +60,13 @@ Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const 
             {{rows, kernels::ElementType::f32, static_cast<std::ptrdiff_t>(inputs), 1, count, inputs}, panel, 0});
     }
     if (bias != nullptr) copy_floats(*bias, 0, {bias_.ensure_floats(outputs), outputs});
+}
+
+std::size_t Linear::bytes_for(std::int64_t inputs, std::int64_t outputs, bool has_bias) noexcept {
+    const auto width = static_cast<std::size_t>(outputs);
+    const std::size_t floats =
+        saturating_sum(floats_of_panels(static_cast<std::size_t>(inputs), width), has_bias ? width : 0);
+    return saturating_product(floats, sizeof(float));
 }
 
 void Linear::apply(Context::Impl& context, const float* x, std::int64_t x_stride, std::int64_t rows, float* y,

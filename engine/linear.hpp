@@ -21,6 +21,9 @@ class Linear {
     /// [outputs] (null: none), widened to f32. Shapes have been checked by the caller.
     Linear(Context::Impl& context, std::pmr::memory_resource& memory, const FileTensor& weight, const FileTensor* bias);
 
+    /// Bytes that such a layer takes from its memory resource for good.
+    static std::size_t bytes_for(std::int64_t inputs, std::int64_t outputs, bool has_bias) noexcept;
+
     std::int64_t inputs() const noexcept { return inputs_; }
     std::int64_t outputs() const noexcept { return outputs_; }
     std::size_t bytes() const noexcept { return panels_.bytes() + bias_.bytes(); }  ///< as stored, padding included

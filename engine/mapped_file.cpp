@@ -93,11 +93,11 @@ void InputFile::read(std::uint64_t offset, std::span<std::byte> into) const {
     }
 }
 
-std::string read_text(const std::string& path, std::uint64_t largest) {
+std::string read_text(const std::string& path, std::uint64_t most) {
     const InputFile file(path);
-    if (file.size() > largest) {
+    if (file.size() > most) {
         throw BadFile(one_line(path) + ": has " + std::to_string(file.size()) + " bytes; at most " +
-                      std::to_string(largest) + " are allowed");
+                      std::to_string(most) + " are allowed");
     }
     std::string text(static_cast<std::size_t>(file.size()), '\0');
     file.read(0, std::as_writable_bytes(std::span(text)));

@@ -40,8 +40,8 @@ class InputFile {
     std::uint64_t size_ = 0;
 };
 
-/// The contents of a file. Throws IoError, or BadFile if it has more than `largest` bytes.
-std::string read_text(const std::string& path, std::uint64_t largest);
+/// The text of a file. Throws IoError, and BadFile if it has more than `most` bytes.
+std::string read_text(const std::string& path, std::uint64_t most);
 
 /// A range of a file's bytes, mapped or held in memory; constant, and freed with the object. Movable.
 class FileData {

@@ -314,11 +314,11 @@ TEST(LimitsTest, SumsAreKnown) {
 // -------------------------------------------------------------------------------------------------------- reports
 
 ordered_json row(const char* phase, int kv_len, double ns, const char* isa = "avx2") {
-    return {{"phase", phase}, {"q_len", 1}, {"kv_len", kv_len}, {"kv_type", "f32"}, {"threads", 1}, {"isa", isa},
-            {"ns_median", ns}, {"throttled", false}};
+    return {{"phase", phase}, {"q_len", 1}, {"kv_len", kv_len}, {"kv_type", "f32"},
+            {"threads", 1},   {"isa", isa}, {"ns_median", ns},  {"throttled", false}};
 }
 
-class BenchTest : public CommandLineTest {
+class BenchTest : public CommandLine {
   protected:
     std::string write(const std::string& name, const std::string& text) const {
         const std::string path = (folder_ / name).string();
@@ -340,8 +340,8 @@ class BenchTest : public CommandLineTest {
 TEST_F(BenchTest, CompareMatchesShapesNotInstructionSets) {
     const tools::Baseline base(write_report({row("decode", 10, 200.0, "generic"), row("decode", 20, 300.0, "avx2"),
                                              row("decode", 20, 500.0, "generic"), row("prefill", 10, 1.0)}));
-    std::vector<ordered_json> rows{row("decode", 10, 100.0), row("decode", 20, 100.0), row("decode", 20, 100.0, "generic"),
-                                   row("decode", 30, 100.0)};
+    std::vector<ordered_json> rows{row("decode", 10, 100.0), row("decode", 20, 100.0),
+                                   row("decode", 20, 100.0, "generic"), row("decode", 30, 100.0)};
     EXPECT_EQ(base.compare(rows), 3U);
     EXPECT_EQ(rows[0]["speedup"], 2.0);
     EXPECT_EQ(rows[1]["speedup"], 3.0) << "the same instruction set where there is one";
@@ -359,9 +359,9 @@ TEST_F(BenchTest, CompareMatchesShapesNotInstructionSets) {
 }
 
 TEST_F(BenchTest, BrokenBaselines) {
-    for (const char* text : {"", "[]", "{}", R"({"rows":3})", R"({"rows":[3]})", R"({"rows":[{"phase":"decode"}]})",
-                             R"({"rows":[{"phase":"decode","ns_median":0}]})",
-                             R"({"rows":[{"phase":"decode","ns_median":"x"}]})"}) {
+    for (const char* text :
+         {"", "[]", "{}", R"({"rows":3})", R"({"rows":[3]})", R"({"rows":[{"phase":"decode"}]})",
+          R"({"rows":[{"phase":"decode","ns_median":0}]})", R"({"rows":[{"phase":"decode","ns_median":"x"}]})"}) {
         const std::string path = write("broken.json", text);
         EXPECT_THROW(tools::Baseline{path}, BadFile) << text;
         expect_bad_call("bench attention -d 16 --compare '" + path + "'", {"broken.json"});
@@ -372,16 +372,17 @@ TEST_F(BenchTest, RowsHaveEveryField) {
     const json report =
         bench("attention --heads 4 --kv-heads 2 --head-dim 8 -p 4 -d 100 --kv f32 -t 1,2 -r 3 --layers 2 --check");
     ASSERT_TRUE(report.contains("machine"));
-    for (const char* field : {"version", "processor", "architecture", "threads", "caches_kib", "memory_bytes", "compiler"}) {
+    for (const char* field :
+         {"version", "processor", "architecture", "threads", "caches_kib", "memory_bytes", "compiler"}) {
         EXPECT_TRUE(report["machine"].contains(field)) << field;
     }
     ASSERT_EQ(report["rows"].size(), 4U);
     std::set<std::string> seen;
     for (const json& each : report["rows"]) {
         for (const char* field :
-             {"q_len", "kv_len", "batch", "heads", "kv_heads", "head_dim", "threads", "samples", "ns_median", "ns_min",
-              "ns_p95", "ns_p99", "gflops", "gbps", "limit_gflops", "limit_gbps", "of_limit", "kv_bytes",
-              "scratch_bytes", "clock_ghz", "max_abs_err"}) {
+             {"q_len",        "kv_len",     "batch",    "heads",    "kv_heads",      "head_dim",  "threads",
+              "samples",      "ns_median",  "ns_min",   "ns_p95",   "ns_p99",        "gflops",    "gbps",
+              "limit_gflops", "limit_gbps", "of_limit", "kv_bytes", "scratch_bytes", "clock_ghz", "max_abs_err"}) {
             ASSERT_TRUE(each.contains(field)) << field;
             EXPECT_TRUE(each[field].is_number()) << field;
         }
@@ -402,7 +403,8 @@ TEST_F(BenchTest, RowsHaveEveryField) {
         EXPECT_EQ(each["bytes"], bytes);
         EXPECT_NEAR(each["gflops"].get<double>(), flops / ns, 1e-9 * flops / ns);
         EXPECT_NEAR(each["gbps"].get<double>(), bytes / ns, 1e-9 * bytes / ns);
-        const double limit = std::max(flops / each["limit_gflops"].get<double>(), bytes / each["limit_gbps"].get<double>());
+        const double limit =
+            std::max(flops / each["limit_gflops"].get<double>(), bytes / each["limit_gbps"].get<double>());
         EXPECT_NEAR(each["of_limit"].get<double>(), limit / ns, 1e-9 * limit / ns);
         EXPECT_LE(each["ns_min"], each["ns_median"]);
         EXPECT_LE(each["ns_median"], each["ns_p95"]);
@@ -416,9 +418,10 @@ TEST_F(BenchTest, OnlyRowsAskedFor) {
     const std::string small = "attention --heads 2 --kv-heads 1 --head-dim 8 -t 1 -r 1 --layers 1 ";
     const auto phases = [&](const std::string& arguments) {
         std::vector<std::string> result;
-        for (const json& each : bench(small + arguments)["rows"]) {
-            result.push_back(each["phase"].get<std::string>() + " " + each["q_len"].dump() + " " + each["kv_len"].dump() +
-                             " " + each["batch"].dump());
+        const json report = bench(small + arguments);
+        for (const json& each : report["rows"]) {
+            result.push_back(each["phase"].get<std::string>() + " " + each["q_len"].dump() + " " +
+                             each["kv_len"].dump() + " " + each["batch"].dump());
         }
         return result;
     };
@@ -465,7 +468,8 @@ TEST_F(BenchTest, Formats) {
 }
 
 TEST_F(BenchTest, CsvQuotes) {
-    const std::string text = format_report(tools::Format::csv, {}, {{{"a", "x,\"y\""}, {"lens", {1, 2}}}, {{"b", nullptr}}});
+    const std::string text =
+        format_report(tools::Format::csv, {}, {{{"a", "x,\"y\""}, {"lens", {1, 2}}}, {{"b", nullptr}}});
     EXPECT_EQ(text, "a,lens,b\n\"x,\"\"y\"\"\",1 2,\n,,\n");
 }
 
@@ -481,7 +485,9 @@ TEST_F(BenchTest, CompareAndFail) {
     const Result faster = with_base(1e12, "--fail-below 0.95");
     const json row = json::parse(faster.out)["rows"][0];
     EXPECT_GT(row["speedup"], 1.0);
-    if (row["throttled"] == false) EXPECT_EQ(faster.code, 0) << faster.err;
+    if (row["throttled"] == false) {
+        EXPECT_EQ(faster.code, 0) << faster.err;
+    }
     EXPECT_EQ(row["base_ns_median"], 1e12);
     const Result slower = with_base(1e-3, "--fail-below 0.95");
     EXPECT_EQ(slower.code, 1);
@@ -521,7 +527,9 @@ TEST_F(BenchTest, BadCalls) {
     expect_bad_call(a + "--preset nope", {"nope", "Qwen3-8B"});
     expect_bad_call(a + "--preset GPT-2 --heads 3", {"--preset", "--heads"});
     expect_bad_call(a + "--config /nowhere/config.json", {"/nowhere/config.json"});
-    expect_bad_call(a + "--config '" + write("zero.json", R"({"num_attention_heads": 0, "hidden_size": 64})") + "'",
+    expect_bad_call(a + "--config '" +
+                        write("zero.json", R"({"num_attention_heads": 0, "hidden_size": 64, "num_hidden_layers": 2})") +
+                        "'",
                     {"zero.json", "num_attention_heads", "0"});
     expect_bad_call(a + "--kv int8", {"int8"});
     expect_bad_call(a + "--kv f33", {"f33"});
@@ -542,9 +550,10 @@ TEST_F(BenchTest, BadCalls) {
 }
 
 TEST_F(BenchTest, PlotProgram) {
-    const ordered_json decode = {{"phase", "decode"}, {"q_len", 1}, {"kv_len", 64}, {"batch", 1}, {"heads", 2},
-                                 {"kv_heads", 1}, {"head_dim", 8}, {"kv_type", "f32"}, {"threads", 1}, {"isa", "avx2"},
-                                 {"gbps", 3.5}, {"gflops", 7.0}, {"of_limit", 0.5}};
+    const ordered_json decode = {{"phase", "decode"}, {"q_len", 1},    {"kv_len", 64},  {"batch", 1},
+                                 {"heads", 2},        {"kv_heads", 1}, {"head_dim", 8}, {"kv_type", "f32"},
+                                 {"threads", 1},      {"isa", "avx2"}, {"gbps", 3.5},   {"gflops", 7.0},
+                                 {"of_limit", 0.5}};
     const std::string program = tools::plot_program("it's.svg", {decode});
     EXPECT_NE(program.find("set terminal svg"), std::string::npos);
     EXPECT_NE(program.find("'it''s.svg'"), std::string::npos) << program;
@@ -556,7 +565,9 @@ TEST_F(BenchTest, Plot) {
     if (std::system("command -v gnuplot >/dev/null") != 0) GTEST_SKIP() << "gnuplot is not installed";
     for (const char* name : {"plot.svg", "plot.png"}) {
         const std::string path = (folder_ / name).string();
-        const Result result = run("bench attention --heads 2 --kv-heads 1 --head-dim 8 -p 8 -d 8,16 -t 1 -r 1 --layers 1 --plot '" + path + "'");
+        const Result result =
+            run("bench attention --heads 2 --kv-heads 1 --head-dim 8 -p 8 -d 8,16 -t 1 -r 1 --layers 1 --plot '" +
+                path + "'");
         EXPECT_EQ(result.code, 0) << result.err;
         const std::string picture = contents(path);
         EXPECT_NE(picture.find(name[5] == 's' ? "<svg" : "PNG"), std::string::npos);

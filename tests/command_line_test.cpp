@@ -87,6 +87,7 @@ TEST_F(CommandLineTest, BadCallsAreOneLineAndCodeTwo) {
     expect_bad_call("bogus", {"bogus", "headlong --help"});
     expect_bad_call("verify --bogus", {"--bogus", "headlong verify --help"});
     expect_bad_call("verify --kv int8", {"--kv"});
+    expect_bad_call("info --measures", {"--measures"});
     expect_bad_call("info extra", {"extra"});
     expect_bad_call("verify --isa", {"--isa"});
     expect_bad_call("verify --isa nonsense", {"'nonsense'", "generic", "all"});

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <map>
 #include <memory>
@@ -288,6 +289,24 @@ TEST_F(DecoderFolderTest, BiasesCountOnlyWhereConfigSaysSo) {
     for (std::size_t i = 0; i < no_bias.size(); ++i) EXPECT_NEAR(zero_bias[i], no_bias[i], 1e-5);
     write(small_config(), tensors);
     expect_refused(ErrorCode::bad_file, ".bias' is not part");
+}
+
+TEST_F(DecoderFolderTest, WeightBytesAreWhatLoadingTakes) {
+    const auto expect_planned = [&](const json& config_json, const std::string& folder) {
+        CountingResource resource;
+        const DecoderConfig config = parse_decoder_config(config_json.dump(), "test");
+        const Decoder decoder(context_.impl(), resource, config,
+                              std::make_shared<const SafetensorsFile>(folder + "/model.safetensors"));
+        EXPECT_EQ(Decoder::weight_bytes(config), resource.counts().live_bytes) << config_json;
+    };
+    expect_planned(small_config(), folder_.string());  // outputs that are no whole panels
+    json config = small_config();
+    config["attention_bias"] = true;
+    config["mlp_bias"] = true;
+    write(config, small_tensors(true));
+    expect_planned(config, folder_.string());
+    std::ifstream file(austen() + "/config.json");
+    expect_planned(json::parse(file), austen());
 }
 
 TEST_F(DecoderFolderTest, BrokenConfigsAreNamed) {

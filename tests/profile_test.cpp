@@ -88,7 +88,7 @@ TEST(ProfileLogTest, WorkOfTheEmbeddedModelIsCounted) {
     constexpr std::uint64_t kWeights = 192 * 192 + 2 * 192 * 64 + 192 * 192 + 3 * 192 * 512;  // of a layer
     const auto context = make_context(available_isas().back(), 2);
     const Model model(*context, austen());
-    EXPECT_EQ(model.impl().decoder.weight_bytes(), 4 * (6 * kWeights + 192 * 1024));
+    EXPECT_EQ(Decoder::weight_bytes(model.impl().decoder.config()), 4 * (6 * kWeights + 192 * 1024));
     KvCache cache(model.cache_options());
 
     CollectingLog prefill;

@@ -65,5 +65,15 @@ struct ProfileArguments {
 
 /// Shows where the time of a prefill and of decode steps goes.
 int run_profile(const ProfileArguments& arguments);
+struct MemoryArguments {
+    std::string config;  ///< a config.json, its folder, or the name of a preset
+    std::string depths;  ///< as parse_list() reads them
+    std::string kv = "f32";
+    std::optional<std::string> ram;  ///< the memory to plan for; nothing = this machine's
+    bool json = false;
+};
+
+/// Prints what a model and its cache need at each depth.
+int run_memory(const MemoryArguments& arguments);
 
 }  // namespace headlong::tools

@@ -26,7 +26,11 @@ constexpr const char* kExamples = R"(Examples:
                                       case files, on every instruction set of this machine
   headlong generate -p "It is a truth"
                                       continue a text with the embedded model
-  headlong profile                    where the time of its layers goes
+  headlong bench attention --preset Qwen3-8B
+                                      how near attention comes to what this machine can do
+  headlong profile                    where the time of a model's layers goes
+  headlong memory Llama-3.1-8B -d 8192
+                                      what a cache of 8192 tokens needs
 
 Exit codes: 0 done, 1 a check failed, 2 a bad call or input.)";
 
@@ -66,6 +70,21 @@ Examples:
   headlong profile --threads 1 --trace trace.json --json
 
 Exit codes: 0 done, 2 a bad call or input.)";
+
+constexpr const char* kMemoryExamples =
+    R"(CONFIG is a Hugging Face config.json, a folder with one, or the name of a published model. DEPTHS are tokens in the
+cache: 512,2048 or 512-8192*2 or 1-4+1. Nothing is allocated, and no weights need to be there.
+
+cache    the blocks of all layers, as a cache of that type holds them
+weights  as the engine holds them, in 32 bits; the weight file is mapped beside them
+scratch  what generating after a prompt of that depth needs, with as many threads as this process may use
+fits     the total is within the memory that is available now, or within --ram
+
+Examples:
+  headlong memory models/llama/config.json -d 512-8192*2
+  headlong memory Qwen3-8B -d 32768 --ram 64G --json
+
+Exit codes: 0 done, 2 a bad call or input, or a cache that is larger than all memory.)";
 
 /// One line on stderr, whatever the text holds.
 int complain(const std::string& text) {
@@ -169,6 +188,24 @@ void add_profile(CLI::App& app, Chosen& chosen) {
     choose(command, profile, run_profile, chosen);
 }
 
+void add_memory(CLI::App& app, Chosen& chosen) {
+    const auto memory = std::make_shared<MemoryArguments>();
+    CLI::App* const command =
+        app.add_subcommand("memory", "Plan: what a model and its cache need, before anything is allocated");
+    command->footer(kMemoryExamples);
+    command->add_option("config", memory->config, "The model: a file, a folder or a name")
+        ->type_name("CONFIG")
+        ->required();
+    command->add_option("-d,--depth", memory->depths, "Tokens in the cache")->type_name("DEPTHS")->required();
+    command->add_option("--kv", memory->kv, "Types of the cache, or keys:values")
+        ->type_name("TYPES")
+        ->capture_default_str();
+    command->add_option("--ram", memory->ram, "Plan for a machine with this memory: 64G, 512M or bytes")
+        ->type_name("SIZE");
+    command->add_flag("--json", memory->json, "Print JSON");
+    choose(command, memory, run_memory, chosen);
+}
+
 int run(int argc, char** argv) {
     CLI::App app("Headlong: exact attention on CPUs.", "headlong");
     app.footer(kExamples);
@@ -180,6 +217,7 @@ int run(int argc, char** argv) {
     add_verify(app, chosen);
     add_generate(app, chosen);
     add_profile(app, chosen);
+    add_memory(app, chosen);
     add_bench(app, chosen);
 
     try {

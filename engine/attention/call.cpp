@@ -354,17 +354,26 @@ void set_cached(const CachedQuery& query, const AttentionOptions& options, std::
     apply_options(options, index, {query.query.extents[1], layer.length}, query.mask, sequence);
 }
 
+namespace {
+
+CallLists carve_lists(Carver& carver, std::size_t sequences, std::size_t pages) noexcept {
+    return CallLists{{carver.take<Sequence>(sequences), sequences},
+                     {carver.take<Page>(pages), pages},
+                     {carver.take<OutputRows>(sequences), sequences}};
+}
+
+}  // namespace
+
+std::size_t list_bytes(std::size_t sequences, std::size_t pages) noexcept {
+    Carver counter(nullptr);
+    static_cast<void>(carve_lists(counter, sequences, pages));
+    return counter.used();
+}
+
 CallLists lists_in(Workspace& workspace, std::size_t sequences, std::size_t pages) {
     static_assert(std::is_trivially_destructible_v<Sequence> && std::is_trivially_destructible_v<Page>);
-    Carver counter(nullptr);
-    const auto carve = [&](Carver& carver) {
-        return CallLists{{carver.take<Sequence>(sequences), sequences},
-                         {carver.take<Page>(pages), pages},
-                         {carver.take<OutputRows>(sequences), sequences}};
-    };
-    static_cast<void>(carve(counter));
-    Carver carver(workspace.lists.ensure(counter.used()));
-    const CallLists lists = carve(carver);
+    Carver carver(workspace.lists.ensure(list_bytes(sequences, pages)));
+    const CallLists lists = carve_lists(carver, sequences, pages);
     std::uninitialized_value_construct_n(lists.sequences.data(), sequences);
     std::uninitialized_value_construct_n(lists.pages.data(), pages);
     std::uninitialized_value_construct_n(lists.scores.data(), sequences);

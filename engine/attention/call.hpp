@@ -103,6 +103,7 @@ struct CallLists {
     std::span<Page> pages;
     std::span<OutputRows> scores;
 };
+std::size_t list_bytes(std::size_t sequences, std::size_t pages) noexcept;
 CallLists lists_in(Workspace& workspace, std::size_t sequences, std::size_t pages);
 
 /// One page of [kv_heads, n, dim] key and value rows that holds the positions [begin, begin + n).

@@ -81,6 +81,15 @@ inline constexpr std::int64_t kFarPosition = std::int64_t{1} << 60;
 /// throws.
 bool run_attention(Context::Impl& context, Workspace& workspace, const AttentionProblem& problem);
 
+/// Bytes of a workspace's buffers that a call fills.
+struct AttentionScratch {
+    std::size_t workers = 0;
+    std::size_t states = 0;
+};
+
+/// What run_attention() will take of a workspace. Of sequences, only q_len matters, and which members are null.
+AttentionScratch attention_scratch(const Context::Impl& context, const AttentionProblem& problem) noexcept;
+
 /// Writes scores, not outputs: sequence s to scores[s], [heads, q_len, kv_len]. Not allowed ones are -infinity. With
 /// `weights` they go through the softmax whose states the sequences hold (run_attention's), and are 0 where not
 /// allowed.

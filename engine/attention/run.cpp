@@ -74,15 +74,18 @@ struct SplitItem {
         total = take_states(carver, rows, plan.layout.pitch());
         left = carver.take<std::atomic<std::int64_t>>(1);
     }
+
+    static std::size_t bytes(const Plan& plan) noexcept {
+        Carver counter(nullptr);
+        const SplitItem counted(plan, counter);
+        static_cast<void>(counted);
+        return counter.used();
+    }
 };
 
 bool run_split(Context::Impl& context, Workspace& workspace, const Plan& plan) {
     const std::size_t worker_bytes = Scratch::bytes(plan);
-    Carver item_counter(nullptr);
-    const SplitItem counted_item(plan, item_counter);
-    static_cast<void>(counted_item);
-    const std::size_t item_bytes = item_counter.used();
-
+    const std::size_t item_bytes = SplitItem::bytes(plan);
     const auto concurrency = static_cast<std::int64_t>(context.executor->concurrency());
     const std::int64_t items = plan.items() * plan.row_blocks();
     std::byte* workers = workspace.workers.ensure(worker_bytes * context.executor->worker_slots());
@@ -149,20 +152,33 @@ bool run_split(Context::Impl& context, Workspace& workspace, const Plan& plan) {
     return true;
 }
 
+bool splits(const Context::Impl& context, const Plan& plan) noexcept {
+    const auto concurrency = static_cast<std::int64_t>(context.executor->concurrency());
+    return concurrency > 1 && plan.items() * plan.row_blocks() < 2 * concurrency;
+}
+
+bool computes(const Plan& plan) noexcept { return plan.longest > 0 && plan.problem.heads > 0; }
+
 }  // namespace
+
+AttentionScratch attention_scratch(const Context::Impl& context, const AttentionProblem& problem) noexcept {
+    const Plan plan(context, problem);
+    if (!computes(plan)) return {};
+    return {
+        saturating_product(Scratch::bytes(plan), context.executor->worker_slots()),
+        splits(context, plan) ? saturating_product(SplitItem::bytes(plan), size(plan.items() * plan.row_blocks())) : 0};
+}
 
 bool run_attention(Context::Impl& context, Workspace& workspace, const AttentionProblem& problem) {
     const Plan plan(context, problem);
-    if (plan.longest == 0 || problem.heads == 0) return true;
-    const auto concurrency = static_cast<std::int64_t>(context.executor->concurrency());
-    const bool split = concurrency > 1 && plan.items() * plan.row_blocks() < 2 * concurrency;
-    return split ? run_split(context, workspace, plan) : run_walk(context, workspace, plan);
+    if (!computes(plan)) return true;
+    return splits(context, plan) ? run_split(context, workspace, plan) : run_walk(context, workspace, plan);
 }
 
 bool run_scores(Context::Impl& context, Workspace& workspace, const AttentionProblem& problem,
                 std::span<const OutputRows> scores, bool weights) {
     const Plan plan(context, problem);
-    if (plan.longest == 0 || problem.heads == 0) return true;
+    if (!computes(plan)) return true;
     const std::size_t bytes = Scratch::bytes(plan);
     std::byte* memory = workspace.workers.ensure(bytes * context.executor->worker_slots());
     const std::int64_t row_blocks = plan.row_blocks();

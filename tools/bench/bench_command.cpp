@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
+#include <memory>
 
 #include <fmt/format.h>
 
@@ -11,10 +13,12 @@
 #include "engine/mapped_file.hpp"
 #include "tools/bench/attention_workload.hpp"
 #include "tools/bench/linear_workload.hpp"
+#include "tools/bench/model_workload.hpp"
 #include "tools/bench/plot.hpp"
 #include "tools/bench/report.hpp"
 #include "tools/bench/schedule.hpp"
 #include "tools/commands.hpp"
+#include "tools/embedded_model.hpp"
 #include "tools/measure/contexts.hpp"
 #include "tools/measure/lists.hpp"
 #include "tools/measure/machine.hpp"
@@ -263,6 +267,12 @@ std::string asked_for(const AttentionShape& s) {
                        s.kv_lens.size() > 1 ? fmt::format(" (a batch of {})", s.kv_lens.size()) : "");
 }
 
+/// The last part of a folder's path.
+std::string model_name(const std::string& folder) {
+    const std::filesystem::path path = std::filesystem::path(folder + "/").lexically_normal().parent_path();
+    return one_line(path.filename().empty() ? folder : path.filename().string());
+}
+
 std::vector<LinearShape> linear_shapes(const BenchLinearArguments& a) {
     std::vector<LinearShape> shapes;
     const std::int64_t layers = within("--layers", a.layers, 0, 1 << 20U);
@@ -316,6 +326,32 @@ int run_bench_linear(const BenchLinearArguments& arguments) {
         plan.workloads.push_back(
             plan_linear(shape, fmt::format("--shape {}x{}x{}", shape.rows, shape.inputs, shape.outputs)));
     }
+    add_rows(plan, arguments.common);
+    return output.run(plan);
+}
+
+int run_bench_model(const BenchModelArguments& arguments) {
+    Output output(arguments.common);
+    BenchPlan plan = common_plan(arguments.common);
+    const DecoderConfig config = load_config(arguments.model);
+    const std::string name = arguments.model.empty() ? "embedded" : model_name(arguments.model);
+    const std::int64_t steps = within("-n", arguments.steps, 1, kMostTokens);
+    const bool nothing = arguments.prefill.empty() && arguments.depths.empty();
+    const std::string usual = std::to_string(std::min<std::int64_t>(512, config.max_positions));
+    auto made = std::make_shared<std::shared_ptr<const Model>>();
+    const auto model = [made, path = arguments.model](Context& context) {
+        if (*made == nullptr) *made = std::make_shared<const Model>(load_model(context, path));
+        return *made;
+    };
+    const auto add = [&](bool prefill, const std::string& option, const std::string& lengths) {
+        if (lengths.empty() && !nothing) return;
+        for (const std::int64_t n : parse_list(option, nothing ? usual : lengths, 1, kMostTokens)) {
+            plan.workloads.push_back(
+                plan_model({.prefill = prefill, .length = n, .steps = prefill ? 1 : steps}, config, name, model));
+        }
+    };
+    add(true, "-p", arguments.prefill);
+    add(false, "-d", arguments.depths);
     add_rows(plan, arguments.common);
     return output.run(plan);
 }

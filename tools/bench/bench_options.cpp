@@ -17,7 +17,7 @@ Examples:
   headlong bench attention --preset Qwen3-8B -d 1024-65536*4 -o json --out base.json --plot decode.svg
   headlong bench attention --preset Qwen3-8B -d 1024-65536*4 --compare base.json --fail-below 0.95
   headlong bench linear --shape 1x4096x14336,512x4096x4096
-  headlong bench model models/llama -p 512 -d 0,4096
+  headlong bench model models/llama -p 512 -d 1,4096
 
 Exit codes: 0 done, 1 a check or comparison failed, 2 a bad call or input, or nothing to compare with.)";
 
@@ -87,6 +87,19 @@ void add_bench(CLI::App& app, std::function<int()>& chosen) {
         ->type_name("N");
     add_common(*l, linear->common, true);
     l->callback([linear, &chosen] { chosen = [linear] { return run_bench_linear(*linear); }; });
+
+    const auto model = std::make_shared<BenchModelArguments>();
+    CLI::App* const m = bench->add_subcommand("model", "A model's prompts and decode steps");
+    m->add_option("model", model->model, "A model folder; the embedded model if not given")->type_name("MODEL_DIR");
+    m->add_option("-p,--prefill", model->prefill, "Prompts of these lengths (512 without -p and -d)")
+        ->type_name("LENGTHS");
+    m->add_option("-d,--depth", model->depths, "A decode step that sees so many tokens, its own among them (512)")
+        ->type_name("DEPTHS");
+    m->add_option("-n,--steps", model->steps, "Decode steps of one repetition, the first one at the depth")
+        ->type_name("N")
+        ->capture_default_str();
+    add_common(*m, model->common, false);
+    m->callback([model, &chosen] { chosen = [model] { return run_bench_model(*model); }; });
 }
 
 }  // namespace headlong::tools

@@ -16,9 +16,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // What a row computes. A field that an earlier report does not have is not compared: older versions had fewer.
-constexpr const char* kShapeFields[] = {"phase",  "model",    "q_len",    "kv_len",    "batch",  "lens",
-                                        "heads",  "kv_heads", "head_dim", "value_dim", "causal", "window",
-                                        "inputs", "outputs",  "weights",  "kv_type",   "threads"};
+constexpr const char* kShapeFields[] = {"phase", "model",    "q_len",    "kv_len",    "batch",   "lens",
+                                        "heads", "kv_heads", "head_dim", "value_dim", "causal",  "window",
+                                        "steps", "inputs",   "outputs",  "weights",   "kv_type", "threads"};
 
 bool same_shape(const nlohmann::json& base, const Json& row) {
     return std::ranges::all_of(kShapeFields, [&](const char* field) {

@@ -26,22 +26,19 @@ ContextOptions context_options_of(const std::string& isa) {
     return options;
 }
 
-std::shared_ptr<Executor> make_executor(std::size_t threads) {
-    if (threads == 0) threads = default_concurrency();
-    if (threads == 1) return make_serial_executor();
+void allow_threads(std::size_t threads) {
     using Control = tbb::global_control;
-    // oneTBB has as many threads as the process may use processors, and otherwise gives fewer without a word
     static std::vector<std::unique_ptr<Control>> limits;
     if (threads > Control::active_value(Control::max_allowed_parallelism)) {
         limits.push_back(std::make_unique<Control>(Control::max_allowed_parallelism, threads));
     }
-    return make_tbb_executor(threads);
 }
 
 std::unique_ptr<Context> make_context(std::optional<Isa> isa, std::size_t threads) {
+    allow_threads(threads);
     ContextOptions options = context_options_of("");
     options.isa = isa;
-    options.executor = make_executor(threads);
+    options.threads = threads;
     return std::make_unique<Context>(options);
 }
 

@@ -15,10 +15,11 @@ namespace headlong::tools {
 /// InvalidArgument, naming --isa, if there is no such instruction set.
 ContextOptions context_options_of(const std::string& isa);
 
-/// Of exactly so many threads, more than the processor has if asked for; 0 = as many as this process may use.
-std::shared_ptr<Executor> make_executor(std::size_t threads);
+/// Lets oneTBB have so many threads. Otherwise it has as many as the process may use processors, and gives an arena that
+/// asks for more fewer without a word.
+void allow_threads(std::size_t threads);
 
-/// On so many threads. Without an instruction set, the best one.
+/// On exactly so many threads, more than the processor has if asked for. Without an instruction set, the best one.
 std::unique_ptr<Context> make_context(std::optional<Isa> isa, std::size_t threads);
 
 /// What --isa asks for: an instruction set, "all" for every one that this machine has and HEADLONG_ISA allows, or ""

@@ -232,7 +232,10 @@ int run_profile(const ProfileArguments& arguments) {
     const DecoderConfig config = load_config(arguments.model);
     const Lengths lengths = lengths_of(arguments, config);
     ContextOptions context_options = context_options_of(arguments.isa);
-    const auto executor = std::make_shared<TimedExecutor>(make_executor(arguments.threads));
+    const std::size_t threads = arguments.threads == 0 ? default_concurrency() : arguments.threads;
+    allow_threads(threads);
+    const auto executor =
+        std::make_shared<TimedExecutor>(threads == 1 ? make_serial_executor() : make_tbb_executor(threads));
     context_options.executor = executor;
     Context context(context_options);
     std::optional<TraceFile> trace;
@@ -257,7 +260,7 @@ int run_profile(const ProfileArguments& arguments) {
 
     ProfileReport report;
     report.peak_bytes = peak_resident_bytes();
-    report.weight_bytes = model.impl().decoder.weight_bytes();
+    report.weight_bytes = Decoder::weight_bytes(config);
     Limits limits(context, report.weight_bytes + runs.cache().used_bytes());
     const double clock_before = limits.measure();
     executor->keep_tasks(kept_tasks);

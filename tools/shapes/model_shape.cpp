@@ -12,6 +12,7 @@
 
 #include <headlong/error.hpp>
 
+#include "engine/decoder_config.hpp"
 #include "engine/json_node.hpp"
 #include "engine/mapped_file.hpp"
 
@@ -99,9 +100,8 @@ ModelShape read_model_shape(const std::string& path) {
     std::error_code ignored;
     const std::string file =
         std::filesystem::is_directory(path, ignored) ? (std::filesystem::path(path) / "config.json").string() : path;
-    constexpr std::uint64_t kLargest = std::uint64_t{1} << 26;
     const std::string shown = one_line(file);
-    const nlohmann::json document = parse_json(read_text(file, kLargest), shown);
+    const nlohmann::json document = parse_json(read_text(file, kMostConfigBytes), shown);
     const JsonNode root(document, shown);
     // a model that also sees or hears has its decoder in an object of its own
     const JsonNode config = find(root, {"text_config", "llm_config", "language_config"}).value_or(root);

@@ -1,0 +1,217 @@
+// Plans of memory: what is counted against what is allocated, and the command that prints it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <headlong/model.hpp>
+
+#include "engine/decoder.hpp"
+#include "engine/mapped_file.hpp"
+#include "tests/support/command_line.hpp"
+#include "tests/support/isas.hpp"
+#include "tests/support/shared_data.hpp"
+#include "tests/support/write_safetensors.hpp"
+#include "tools/measure/memory.hpp"
+#include "tools/shapes/model_shape.hpp"
+
+namespace headlong::test {
+namespace {
+
+using nlohmann::json;
+
+std::string austen() { return (source_dir() / "tools" / "models" / "austen").string(); }
+
+DecoderConfig config_of(const std::string& folder) {
+    const std::string path = folder + "/config.json";
+    return parse_decoder_config(read_text(path, kMostConfigBytes), path);
+}
+
+TEST(MemoryPlanTest, WeightsByHand) {  // decoder_test compares with what loading takes
+    // 6 layers of [192 -> 192, 64, 64, 192] and three of 192 x 512, the head 192 x 1024, in f32
+    EXPECT_EQ(Decoder::weight_bytes(config_of(austen())), (6 * (2 * 192 + 2 * 64 + 3 * 512) * 192 + 192 * 1024) * 4U);
+}
+
+/// Says that it has many threads, which an arena of oneTBB has only where the machine has them.
+class WideExecutor final : public Executor {
+  public:
+    explicit WideExecutor(std::size_t threads) : threads_(threads) {}
+    std::size_t concurrency() const noexcept override { return threads_; }
+    std::size_t worker_slots() const noexcept override { return threads_ + 1; }
+    void run(std::size_t tasks, Body body, void* state) override {
+        for (std::size_t task = 0; task < tasks; ++task) body(state, task, task % threads_);
+    }
+
+  private:
+    std::size_t threads_;
+};
+
+TEST(MemoryPlanTest, ScratchIsWhatGeneratingLeaves) {
+    const DecoderConfig config = config_of(austen());
+    std::vector<std::int32_t> tokens;
+    for (std::int32_t i = 0; i < 700; ++i) tokens.push_back(i);
+    for (const std::size_t threads : {1U, 2U, 3U, 8U}) {
+        for (const std::size_t depth : {1U, 5U, 100U, 512U, 513U, 700U}) {
+            if (emulated() && depth > 100) continue;
+            SCOPED_TRACE(std::to_string(threads) + " threads, " + std::to_string(depth) + " tokens");
+            ContextOptions context_options;
+            context_options.executor = std::make_shared<WideExecutor>(threads);
+            Context context(context_options);
+            const Model model(context, austen());
+            KvCache cache(model.cache_options());
+            GenerateOptions options;
+            options.max_tokens = 2;  // the second one takes a step of its own
+            options.ignore_eos = true;
+            generate(context, model, cache, std::span(tokens).first(depth), options);
+            const auto length = static_cast<std::int64_t>(depth);
+            const std::array calls{std::min<std::int64_t>(length, 512), length % 512, std::int64_t{1}};
+            EXPECT_EQ(Decoder::scratch_bytes(context.impl(), config, calls), context.scratch_bytes());
+        }
+    }
+}
+
+TEST(MemoryPlanTest, HugeSizesSaturate) {
+    DecoderConfig config = config_of(austen());
+    config.layers = config.hidden_size = config.intermediate_size = config.vocab_size = std::int64_t{1} << 24;
+    config.heads = config.kv_heads = 1 << 15;
+    config.head_dim = 1 << 15;
+    EXPECT_EQ(Decoder::weight_bytes(config), std::numeric_limits<std::size_t>::max());
+    const Context context;
+    const std::array calls{std::int64_t{1} << 40};
+    EXPECT_EQ(Decoder::scratch_bytes(context.impl(), config, calls), std::numeric_limits<std::size_t>::max());
+}
+
+TEST(MemoryPlanTest, MachineHasMemory) {
+    EXPECT_GT(tools::available_memory(), 0U);
+    EXPECT_LE(tools::available_memory(), tools::total_memory());
+}
+
+class MemoryCommandTest : public CommandLine {
+  protected:
+    json plan(const std::string& arguments) const {
+        const Result result = run("memory --json " + arguments);
+        EXPECT_EQ(result.code, 0) << result.err;
+        EXPECT_EQ(result.err, "");
+        json printed = json::parse(result.out, nullptr, false);
+        EXPECT_FALSE(printed.is_discarded()) << result.out;
+        return printed;
+    }
+    std::string write(const std::string& text) const {
+        const std::string path = (folder_ / "config.json").string();
+        write_bytes(path, text);
+        return "'" + path + "'";
+    }
+};
+
+TEST_F(MemoryCommandTest, CachesAreBlocksOf64Tokens) {
+    // 2 KV heads, keys of 6, values of 10 padded to 16: a block is 2 * 64 * (6 + 16) floats = 11264 bytes; 3 layers
+    const std::string model = write(
+        R"({"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6,
+            "v_head_dim": 10})");
+    const json rows = plan(model + " -d 1,64,65,1000")["rows"];
+    ASSERT_EQ(rows.size(), 4U);
+    const std::vector<std::size_t> blocks{1, 1, 2, 16};
+    for (std::size_t i = 0; i < 4; ++i) {
+        EXPECT_EQ(rows[i]["kv_bytes"], blocks[i] * 3 * 11264);
+        EXPECT_EQ(rows[i]["kv_type"], "f32");
+        EXPECT_EQ(rows[i]["weight_bytes"], nullptr);
+        EXPECT_EQ(rows[i]["scratch_bytes"], nullptr);
+        EXPECT_EQ(rows[i]["total_bytes"], nullptr);
+        EXPECT_EQ(rows[i]["fits"], nullptr);
+    }
+    // Llama 3.1 8B at 8192 tokens: 32 layers * 8 KV heads * (128 + 128) floats a token
+    EXPECT_EQ(plan("llama-3.1-8b -d 8192 --ram 64G")["rows"][0]["kv_bytes"], 8192ULL * 32 * 8 * 256 * 4);
+    // DeepSeek-V2-Lite, expanded: 27 layers * 16 heads * (192 + 128) floats a token
+    EXPECT_EQ(plan("DeepSeek-V2-Lite -d 128 --ram 64G")["rows"][0]["kv_bytes"], 128ULL * 27 * 16 * 320 * 4);
+}
+
+TEST_F(MemoryCommandTest, AModelOfTheEngineIsKnownInFull) {
+    const json printed = plan("'" + austen() + "' -d 512,700 --ram 64G");
+    EXPECT_EQ(printed["model"]["name"], "austen");
+    EXPECT_EQ(printed["memory"]["total_bytes"], std::uint64_t{64} << 30);
+    EXPECT_EQ(printed["notes"], json::array());
+    const Context context;
+    const DecoderConfig config = config_of(austen());
+    for (const json& row : printed["rows"]) {
+        const auto depth = row["depth"].get<std::int64_t>();
+        const std::array calls{std::int64_t{512}, depth % 512, std::int64_t{1}};
+        const std::size_t scratch = Decoder::scratch_bytes(context.impl(), config, calls);
+        // 6 layers, 2 KV heads, 64 floats a token
+        const auto cache = static_cast<std::size_t>((depth + 63) / 64) * 64 * 6 * 2 * 64 * 4;
+        EXPECT_EQ(row["kv_bytes"], cache);
+        EXPECT_EQ(row["weight_bytes"], Decoder::weight_bytes(config));
+        EXPECT_EQ(row["scratch_bytes"], scratch);
+        EXPECT_EQ(row["total_bytes"], cache + Decoder::weight_bytes(config) + scratch);
+        EXPECT_EQ(row["fits"], true);
+    }
+    const json tight = plan("'" + austen() + "/config.json' -d 512 --ram 2M")["rows"][0];
+    EXPECT_EQ(tight["kv_bytes"], 3 << 19);
+    EXPECT_EQ(tight["fits"], false) << "the cache does, with the weights it does not";
+
+    const Result text = run("memory '" + austen() + "' -d 512,2000 --kv f32");
+    EXPECT_EQ(text.code, 0) << text.err;
+    for (const char* part : {"austen: 6 layers", "512  f32", "1.5 MiB", "9.8 MiB", "yes",
+                             "* the model's max_position_embeddings is 1024"}) {
+        EXPECT_TRUE(holds(text.out, part)) << part << "\n" << text.out;
+    }
+}
+
+TEST_F(MemoryCommandTest, EveryPresetPrints) {
+    for (const tools::ModelShape& preset : tools::model_presets()) {
+        const Result result = run("memory '" + preset.name + "' -d 64-256*2 --ram 64G");
+        EXPECT_EQ(result.code, 0) << result.err;
+        EXPECT_TRUE(holds(result.out, preset.name + ": "));
+        EXPECT_TRUE(holds(result.out, "not known: a preset")) << result.out;
+        EXPECT_EQ(holds(result.out, "sliding window"), preset.sliding_window > 0) << result.out;
+    }
+}
+
+TEST_F(MemoryCommandTest, WhatTheEngineDoesNotRunIsNotGuessed) {
+    const json printed =
+        plan(write(
+                 R"({"architectures": ["MistralForCausalLM"], "hidden_size": 64, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "sliding_window": 7})") +
+             " -d 100");
+    EXPECT_EQ(printed["rows"][0]["weight_bytes"], nullptr);
+    ASSERT_EQ(printed["notes"].size(), 2U) << printed;
+    EXPECT_TRUE(holds(printed["notes"][0], "MistralForCausalLM")) << printed;
+    EXPECT_TRUE(holds(printed["notes"][1], "sliding window of 7 tokens")) << printed;
+}
+
+TEST_F(MemoryCommandTest, BadCallsAreNamed) {
+    const std::string good = "'" + austen() + "' ";
+    expect_bad_call("memory", {"headlong memory --help"});
+    expect_bad_call("memory -d 512", {"config"});
+    expect_bad_call("memory " + good, {"--depth"});
+    expect_bad_call("memory Llama-9 -d 512", {"CONFIG", "'Llama-9'", "Llama-3.2-1B", "Granite-3.3-8B"});
+    expect_bad_call("memory ./absent -d 512", {"./absent"});
+    expect_bad_call("memory absent.json -d 512", {"absent.json", "No such file"});
+    expect_bad_call("memory '" + folder_.string() + "' -d 512", {"config.json"});
+    expect_bad_call("memory " + write("heads = 8") + " -d 512", {"config.json", "not valid JSON"});
+    expect_bad_call("memory " + write(R"({"num_hidden_layers": 2, "num_attention_heads": 0})") + " -d 512",
+                    {"num_attention_heads is 0"});
+    expect_bad_call("memory " + good + "-d 512,", {"-d is '512,'", "512-8192*2"});
+    expect_bad_call("memory " + good + "-d 0", {"-d is '0'", "from 1"});
+    expect_bad_call("memory " + good + "-d 512 --kv f64", {"--kv is 'f64'", "int4"});
+    for (const char* type : {"f16", "bf16", "int8", "int4"}) {
+        expect_bad_call("memory " + good + "-d 512 --kv f32," + type, {type, "not built yet"});
+    }
+    for (const char* size : {"0", "-1", "G", "5X", "5GB", "1.5G", "''", "16777216T", "18446744073709551616"}) {
+        expect_bad_call("memory " + good + "-d 512 --ram " + size, {"--ram", "64G"});
+    }
+    // 600 tokens of austen are 10 blocks of 196608 bytes
+    expect_bad_call("memory " + good + "-d 512,600 --ram 1900K", {"-d is 600", "needs 1966080 bytes", "1945600"});
+    expect_bad_call("memory Llama-3.1-70B -d 1000000000000",
+                    {"needs 655360000000000000 bytes", std::to_string(tools::total_memory()), "--ram SIZE"});
+    expect_bad_call("memory Llama-3.1-70B -d 9223372036854775807", {"more than 18446744073709551615 bytes"});
+}
+
+}  // namespace
+}  // namespace headlong::test

@@ -1,0 +1,221 @@
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <headlong/context.hpp>
+#include <headlong/error.hpp>
+#include <headlong/kv_cache.hpp>
+#include <headlong/model.hpp>
+
+#include "engine/carver.hpp"
+#include "engine/decoder.hpp"
+#include "engine/mapped_file.hpp"
+#include "tools/commands.hpp"
+#include "tools/measure/lists.hpp"
+#include "tools/measure/memory.hpp"
+#include "tools/shapes/model_shape.hpp"
+
+namespace headlong::tools {
+namespace {
+
+using KvTypes = std::pair<KvType, KvType>;
+
+constexpr std::size_t kUncountable = std::numeric_limits<std::size_t>::max();
+
+/// "64G", "512M" or bytes.
+std::uint64_t parse_size(const std::string& option, const std::string& text) {
+    constexpr std::string_view kUnits = "KMGT";
+    const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+    const std::size_t unit = digits + 1 == text.size() ? kUnits.find(text[digits]) : std::string_view::npos;
+    std::uint64_t size = 0;
+    bool fits = digits > 0 && (digits == text.size() || unit != std::string_view::npos);
+    for (const char c : text.substr(0, digits)) {
+        fits = fits && !__builtin_mul_overflow(size, std::uint64_t{10}, &size) &&
+               !__builtin_add_overflow(size, static_cast<std::uint64_t>(c - '0'), &size);
+    }
+    if (fits && digits < text.size()) {
+        fits = !__builtin_mul_overflow(size, std::uint64_t{1} << (10 * (unit + 1)), &size);
+    }
+    if (!fits || size == 0) {
+        throw InvalidArgument(
+            fmt::format("{} is '{}'; allowed are bytes from 1 to 2^64 - 1, or a number with K, M, G or T (of 1024) as "
+                        "in 64G",
+                        option, one_line(text.substr(0, 80))));
+    }
+    return size;
+}
+
+std::string human(std::uint64_t bytes) {
+    constexpr std::array kUnits{"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    if (bytes < 1024) return fmt::format("{} B", bytes);
+    auto value = static_cast<double>(bytes);
+    std::size_t unit = 0;
+    for (value /= 1024; value >= 1023.95 && unit + 1 < kUnits.size(); ++unit) value /= 1024;  // as it is rounded below
+    return fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+/// The model that is meant, and how the engine would run it, if it does.
+struct Target {
+    ModelShape shape;
+    std::optional<DecoderConfig> decoder;
+    std::string why_unknown;  ///< why there is no decoder
+};
+
+Target target_of(const std::string& config) {
+    std::error_code ignored;
+    const bool folder = std::filesystem::is_directory(config, ignored);
+    const bool file = config.ends_with(".json") || config.find('/') != std::string::npos;
+    if (!folder && !file && !std::filesystem::exists(config, ignored)) {
+        try {
+            return {model_preset(config), {}, "a preset has no config.json to read the weights' sizes from"};
+        } catch (const InvalidArgument& error) {
+            throw InvalidArgument(fmt::format("CONFIG is no file and no folder, and as a {}", error.what()));
+        }
+    }
+    Target target{read_model_shape(config), {}, {}};
+    const std::string path = folder ? config + "/config.json" : config;
+    try {
+        target.decoder = parse_decoder_config(read_text(path, kMostConfigBytes), path);
+    } catch (const Unsupported& error) {
+        target.why_unknown = error.what();
+    } catch (const BadFile& error) {  // what the shape does not need
+        target.why_unknown = error.what();
+    }
+    return target;
+}
+
+struct Row {
+    std::int64_t depth = 0;
+    KvTypes types;
+    std::size_t cache = 0;
+    std::optional<std::size_t> scratch = {};  ///< this and the rest: if the engine runs the model
+    std::optional<std::size_t> total = {};
+    std::optional<bool> fits = {};
+};
+
+std::size_t cache_bytes(const ModelShape& shape, const KvTypes& types, std::int64_t depth) {
+    KvCacheOptions options;
+    options.shape = {.kv_heads = shape.kv_heads,
+                     .head_dim = shape.head_dim,
+                     .value_dim = shape.value_dim,
+                     .key_type = types.first,
+                     .value_type = types.second};
+    options.layers = shape.layers;
+    try {
+        return KvCache::estimate_bytes(options, depth);
+    } catch (const OutOfMemory&) {  // more than 64 bits
+        return kUncountable;
+    }
+}
+
+/// Footnotes: what the figures do not say.
+std::vector<std::string> notes_on(const Target& target, const std::vector<std::int64_t>& depths) {
+    std::vector<std::string> notes;
+    if (!target.decoder) notes.push_back("weights and scratch are not known: " + target.why_unknown);
+    if (target.shape.sliding_window > 0) {
+        notes.push_back(
+            fmt::format("the model has layers with a sliding window of {} tokens; caches of this version keep all "
+                        "tokens, and so does this plan",
+                        target.shape.sliding_window));
+    }
+    if (target.shape.max_positions > 0 && std::ranges::max(depths) > target.shape.max_positions) {
+        notes.push_back(fmt::format("the model's max_position_embeddings is {}: generate refuses what is deeper",
+                                    target.shape.max_positions));
+    }
+    return notes;
+}
+
+template <class T>
+nlohmann::ordered_json json_or_null(const std::optional<T>& value) {
+    return value ? nlohmann::ordered_json(*value) : nlohmann::ordered_json(nullptr);
+}
+
+}  // namespace
+
+int run_memory(const MemoryArguments& arguments) {
+    const std::vector<std::int64_t> depths =
+        parse_list("-d", arguments.depths, 1, std::numeric_limits<std::int64_t>::max());
+    const std::vector<KvTypes> types = parse_kv_types("--kv", arguments.kv);
+    const bool planned = arguments.ram.has_value();
+    const std::uint64_t memory = planned ? parse_size("--ram", *arguments.ram) : total_memory();
+    const std::uint64_t available = planned ? memory : available_memory();
+
+    const Target target = target_of(arguments.config);
+    const ModelShape& shape = target.shape;
+    std::vector<Row> rows;
+    for (const std::int64_t depth : depths) {
+        for (const KvTypes& each : types) {
+            const std::size_t bytes = cache_bytes(shape, each, depth);
+            if (bytes > memory) {
+                throw InvalidArgument(fmt::format("-d is {}: a cache of {} needs {}{} bytes, but {} {}{}", depth,
+                                                  kv_types_name(each), bytes == kUncountable ? "more than " : "", bytes,
+                                                  planned ? "--ram is" : "there are", memory,
+                                                  planned ? "" : "; --ram SIZE plans for another machine"));
+            }
+            rows.push_back({.depth = depth, .types = each, .cache = bytes});
+        }
+    }
+
+    std::optional<std::size_t> weights;
+    if (target.decoder) {
+        weights = Decoder::weight_bytes(*target.decoder);
+        const Context context;
+        const std::int64_t chunk = GenerateOptions().prefill_chunk;
+        for (Row& row : rows) {
+            // what generate() calls with a prompt of this depth: chunks, what is left of it, and tokens one by one
+            const std::array calls{std::min(row.depth, chunk), row.depth % chunk, std::int64_t{1}};
+            row.scratch = Decoder::scratch_bytes(context.impl(), *target.decoder, calls);
+            row.total = saturating_sum(saturating_sum(row.cache, *weights), *row.scratch);
+            row.fits = *row.total <= available;
+        }
+    }
+    const std::vector<std::string> notes = notes_on(target, depths);
+
+    if (arguments.json) {
+        nlohmann::ordered_json json;
+        json["model"] = {{"name", shape.name},         {"layers", shape.layers},     {"heads", shape.heads},
+                         {"kv_heads", shape.kv_heads}, {"head_dim", shape.head_dim}, {"value_dim", shape.value_dim}};
+        json["memory"] = {{"total_bytes", memory}, {"available_bytes", available}};
+        json["rows"] = nlohmann::ordered_json::array();
+        for (const Row& row : rows) {
+            json["rows"].push_back({{"depth", row.depth},
+                                    {"kv_type", kv_types_name(row.types)},
+                                    {"kv_bytes", row.cache},
+                                    {"weight_bytes", json_or_null(weights)},
+                                    {"scratch_bytes", json_or_null(row.scratch)},
+                                    {"total_bytes", json_or_null(row.total)},
+                                    {"fits", json_or_null(row.fits)}});
+        }
+        json["notes"] = notes;
+        fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+        return done;
+    }
+    const auto shown = [](const std::optional<std::size_t>& bytes) { return bytes ? human(*bytes) : "not known"; };
+    fmt::print("{}: {} layers, {} heads, {} KV heads, keys of {}, values of {}\n", shape.name, shape.layers,
+               shape.heads, shape.kv_heads, shape.head_dim, shape.value_dim);
+    fmt::print("{}: {} of memory, {} available\n\n", planned ? "--ram" : "this machine", human(memory),
+               human(available));
+    constexpr const char* kLine = "{:>10}  {:<9}  {:>10}  {:>10}  {:>10}  {:>10}  {}\n";
+    fmt::print(fmt::runtime(kLine), "depth", "type", "cache", "weights", "scratch", "total", "fits");
+    for (const Row& row : rows) {
+        fmt::print(fmt::runtime(kLine), row.depth, kv_types_name(row.types), human(row.cache), shown(weights),
+                   shown(row.scratch), shown(row.total),
+                   !row.fits   ? "not known"
+                   : *row.fits ? "yes"
+                               : "no");
+    }
+    if (!notes.empty()) fmt::print("\n");
+    for (const std::string& note : notes) fmt::print("* {}\n", note);
+    return done;
+}
+
+}  // namespace headlong::tools
