@@ -185,13 +185,7 @@ class Limits {
 
   private:
     /// Where a larger buffer would give the same: far beyond the last cache.
-    static std::size_t most_bytes() {
-        std::size_t most = std::size_t{64} << 20;
-        for (const CacheLevel& cache : cache_levels()) {
-            most = std::max(most, static_cast<std::size_t>(cache.kib) * 1024 * 8);
-        }
-        return most;
-    }
+    static std::size_t most_bytes() { return std::max(std::size_t{64} << 20, 8 * last_level_cache_bytes()); }
 
     Context& context_;
     ReadBuffer buffer_;
@@ -291,8 +285,7 @@ int run_profile(const ProfileArguments& arguments) {
     report.limit_bytes = limits.bytes;
     report.best_clock = limits.clock;
     report.read_buffer_bytes = limits.buffer_bytes();
-    for (const Clock::duration step : runs.steps()) report.step_seconds.push_back(seconds(step));
-    std::ranges::sort(report.step_seconds);
+    for (const Clock::duration step : runs.steps()) report.step_seconds.add(seconds(step));
     report.kv_used_bytes = runs.cache().used_bytes();
     report.kv_reserved_bytes = runs.cache().pool()->reserved_bytes();
     report.scratch_bytes = context.scratch_bytes();

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 
 namespace headlong::tools {
@@ -25,12 +24,6 @@ std::optional<double> of_limit(const Part& part, const ProfileReport& report) {
     if (part.flops == 0 && part.bytes == 0) return {};
     const double least = std::max(rate(part.flops, report.limit_flops), rate(part.bytes, report.limit_bytes));
     return per(least, part.seconds);
-}
-
-/// The smallest of the ascending samples that this share of them does not exceed.
-double percentile(const std::vector<double>& ascending, double share) {
-    const auto rank = static_cast<std::size_t>(std::ceil(share * static_cast<double>(ascending.size())));
-    return ascending[std::max<std::size_t>(rank, 1) - 1];
 }
 
 Json parts_json(const std::vector<Part>& parts, double wall, const ProfileReport& report) {
@@ -123,12 +116,12 @@ Json to_json(const ProfileReport& report, bool layers) {
     json["decode_steps"] = report.decode_steps;
     json["time_to_first_token_seconds"] = report.prefill.wall_seconds;
     json["decode_latency_seconds"] = nullptr;
-    if (const std::vector<double>& steps = report.step_seconds; !steps.empty()) {
-        json["decode_latency_seconds"] = {{"min", steps.front()},
-                                          {"median", percentile(steps, 0.5)},
-                                          {"p95", percentile(steps, 0.95)},
-                                          {"p99", percentile(steps, 0.99)},
-                                          {"max", steps.back()}};
+    if (const Samples& steps = report.step_seconds; steps.count() > 0) {
+        json["decode_latency_seconds"] = {{"min", steps.min()},
+                                          {"median", steps.median()},
+                                          {"p95", steps.quantile(0.95)},
+                                          {"p99", steps.quantile(0.99)},
+                                          {"max", steps.max()}};
     }
     json["limits"] = {{"gflops", report.limit_flops * 1e-9},
                       {"gbps", report.limit_bytes * 1e-9},
@@ -160,11 +153,10 @@ std::string to_text(const ProfileReport& report, bool layers) {
                                mebibytes(report.kv_reserved_bytes), mebibytes(report.scratch_bytes)));
     line("first token", fmt::format("after {:.3f} ms: {} tokens, {} at a time", report.prefill.wall_seconds * 1e3,
                                     report.prompt_tokens, report.prefill_chunk));
-    if (const std::vector<double>& steps = report.step_seconds; !steps.empty()) {
-        line("a decode step",
-             fmt::format("min {:.3f}, median {:.3f}, p95 {:.3f}, p99 {:.3f}, max {:.3f} ms", steps.front() * 1e3,
-                         percentile(steps, 0.5) * 1e3, percentile(steps, 0.95) * 1e3, percentile(steps, 0.99) * 1e3,
-                         steps.back() * 1e3));
+    if (const Samples& steps = report.step_seconds; steps.count() > 0) {
+        line("a decode step", fmt::format("min {:.3f}, median {:.3f}, p95 {:.3f}, p99 {:.3f}, max {:.3f} ms",
+                                          steps.min() * 1e3, steps.median() * 1e3, steps.quantile(0.95) * 1e3,
+                                          steps.quantile(0.99) * 1e3, steps.max() * 1e3));
     }
     for (const PhaseReport* phase : {&report.prefill, &report.decode}) {
         if (phase->tokens == 0) continue;

@@ -9,6 +9,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tools/measure/statistics.hpp"
+
 namespace headlong::tools {
 
 /// One kind of operation.
@@ -47,8 +49,8 @@ struct ProfileReport {
     double limit_bytes = 0.0;  ///< bytes/s of all threads
     double best_clock = 0.0;   ///< Hz
     std::size_t read_buffer_bytes = 0;
-    std::vector<double> step_seconds;  ///< of each decode step, ascending
-    std::uint64_t peak_bytes = 0;      ///< resident, of loading and the warm-up, without the instruments
+    Samples step_seconds;          ///< of each decode step
+    std::uint64_t peak_bytes = 0;  ///< resident, of loading and the warm-up, without the instruments
     std::size_t kv_used_bytes = 0;
     std::size_t kv_reserved_bytes = 0;
     std::size_t scratch_bytes = 0;
