@@ -6,20 +6,15 @@
 #include <headlong/error.hpp>
 #include <new>
 
+#include "engine/huge_pages.hpp"
 #include "engine/validate.hpp"
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace headlong {
 namespace {
 
 constexpr std::size_t kFirstSlabBytes = std::size_t{64} << 10U;    // a test's cache should not cost megabytes
 constexpr std::size_t kLargestSlabBytes = std::size_t{64} << 20U;  // bounds what the last slab may leave unused
-constexpr std::size_t kHugePageBytes = std::size_t{2} << 20U;
-
-constexpr std::int64_t kMaxDim = std::int64_t{1} << 20;    // bounds block_bytes far below 2^63:
+constexpr std::int64_t kMaxDim = std::int64_t{1} << 20;            // bounds block_bytes far below 2^63:
 constexpr std::int64_t kMaxHeads = std::int64_t{1} << 20;  // 2^20 heads * 2^6 tokens * 2^21 dims * 4 bytes = 2^49
 
 kernels::BlockLayout layout_of(const KvShape& shape) noexcept {
@@ -29,17 +24,6 @@ kernels::BlockLayout layout_of(const KvShape& shape) noexcept {
 void check_range(const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
     if (value < least || value > most)
         throw InvalidArgument(fmt::format("{} is {}; allowed: {} to {}", name, value, least, most));
-}
-
-void ask_for_huge_pages(std::byte* memory, std::size_t bytes) noexcept {
-#if defined(__linux__)
-    // Only a hint, and only for whole pages of ours: 4 KiB pages cost a TLB miss per page of a 2 MiB span.
-    if (bytes >= kHugePageBytes)
-        static_cast<void>(madvise(memory, bytes / kHugePageBytes * kHugePageBytes, MADV_HUGEPAGE));
-#else
-    static_cast<void>(memory);
-    static_cast<void>(bytes);
-#endif
 }
 
 }  // namespace

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "engine/context_impl.hpp"
+#include "engine/huge_pages.hpp"
 #include "engine/parallel.hpp"
 
 namespace headlong {
@@ -113,7 +115,7 @@ double measure_clock(Context& context) {
     constexpr double kCycles = 3.0;
     const std::size_t threads = context.concurrency();
     std::vector<double> slowest(threads);
-    parallel_for(*context.impl().executor, threads, [&](std::size_t task, std::size_t) noexcept {
+    run_together(context.impl(), [&](std::size_t task) noexcept {
         double best = multiply_seconds();
         for (int i = 0; i < 3; ++i) best = std::min(best, multiply_seconds());  // the first ones may be interrupted
         slowest[task] = best;
@@ -122,19 +124,24 @@ double measure_clock(Context& context) {
 }
 
 ReadBuffer::ReadBuffer(std::size_t bytes, std::pmr::memory_resource& memory)
-    : buffer_(memory), floats_(bytes / sizeof(float) / kernels::kReadFloats * kernels::kReadFloats) {
-    std::fill_n(buffer_.ensure_floats(floats_), floats_, 1.0F);
+    : memory_(memory),
+      bytes_(kernels::round_up(std::max(bytes, 2 * kHugePageBytes), kHugePageBytes)),
+      data_(static_cast<std::byte*>(memory.allocate(bytes_, kHugePageBytes))) {
+    ask_for_huge_pages(data_, bytes_);
+    std::uninitialized_fill_n(reinterpret_cast<float*>(data_), bytes_ / sizeof(float), 1.0F);
 }
+
+ReadBuffer::~ReadBuffer() { memory_.deallocate(data_, bytes_, kHugePageBytes); }
 
 double ReadBuffer::measure(Context& context, std::size_t size, std::size_t least) {
     constexpr std::size_t kPrefetchBytes = 4096;  // a page ahead, where the decode kernels' prefetch lies too
     constexpr std::size_t kMostFloats = std::size_t{1} << 24U;  // a call's sum of ones stays exact
     constexpr std::size_t kUnit = kernels::kReadFloats;
     Context::Impl& impl = context.impl();
-    const auto* floats = reinterpret_cast<const float*>(buffer_.data());
+    constexpr std::size_t kLeastBytes = std::size_t{16} << 10U;
+    const auto* floats = reinterpret_cast<const float*>(data_);
     const std::size_t threads = impl.executor->concurrency();
-    const std::size_t units = std::min(size / sizeof(float), floats_) / kUnit;
-    if (units < threads) return 0.0;  // less than a line a thread
+    const std::size_t units = std::min(std::max(size, kLeastBytes * threads), bytes_) / sizeof(float) / kUnit;
     const std::size_t wanted = std::max(least / sizeof(float) / kUnit / threads, std::size_t{1});  // units a thread
     std::atomic<bool> right{true};
     // each thread has a part of its own, as it has of a cache's heads

@@ -1147,12 +1147,10 @@ TEST(LimitsTest, SumsAreKnown) {
             EXPECT_GT(measure_flops(*context), 0.0);
             EXPECT_GT(measure_int8_ops(*context), 0.0);
             EXPECT_GT(measure_clock(*context), 0.0);
-            ReadBuffer buffer(100'000, context->memory());
-            EXPECT_LE(buffer.bytes(), 100'000U);
-            EXPECT_GT(buffer.bytes(), 99'000U);
-            EXPECT_GT(buffer.measure(*context, buffer.bytes(), 1'000'000), 0.0);
-            EXPECT_GT(buffer.measure(*context, 5'000, 1), 0.0);
-            EXPECT_EQ(buffer.measure(*context, 100, 1), 0.0) << "less than a step of the loop";
+            ReadBuffer buffer(5'000'000, context->memory());
+            EXPECT_GE(buffer.bytes(), 5'000'000U);
+            EXPECT_GT(buffer.measure(*context, buffer.bytes(), 10'000'000), 0.0);
+            EXPECT_GT(buffer.measure(*context, 1, 1), 0.0) << "of almost nothing, a little more";
         }
     }
 }

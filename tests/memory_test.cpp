@@ -203,7 +203,7 @@ TEST_F(MemoryCommandTest, BadCallsAreNamed) {
     for (const char* type : {"f16", "bf16", "int8", "int4"}) {
         expect_bad_call("memory " + good + "-d 512 --kv f32," + type, {type, "not built yet"});
     }
-    for (const char* size : {"0", "-1", "G", "5X", "5GB", "1.5G", "''", "16777216T", "18446744073709551616"}) {
+    for (const char* size : {"0", "-1", "G", "5X", "5GB", "1.5G", "16777216T", "18446744073709551616"}) {
         expect_bad_call("memory " + good + "-d 512 --ram " + size, {"--ram", "64G"});
     }
     // 600 tokens of austen are 10 blocks of 196608 bytes

@@ -18,6 +18,9 @@ enum ExitCode : int {
     bad_call = 2,  ///< a wrong call or input
 };
 
+/// One line on stderr that begins with the program's name, whatever the text holds. Returns bad_call.
+int complain(const std::string& text);
+
 struct InfoArguments {
     bool measure = false;  ///< the machine's limits too, which takes a second or two
     bool json = false;

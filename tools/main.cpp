@@ -17,6 +17,14 @@
 #include "tools/commands.hpp"
 
 namespace headlong::tools {
+
+int complain(const std::string& text) {
+    constexpr std::size_t kLongest = 2000;  // the names of all presets have room
+    // not fmt::print, which throws where stderr cannot be written to
+    std::fputs(fmt::format("headlong: {}\n", one_line(text, kLongest)).c_str(), stderr);
+    return bad_call;
+}
+
 namespace {
 
 constexpr const char* kExamples = R"(Examples:
@@ -85,13 +93,6 @@ Examples:
   headlong memory Qwen3-8B -d 32768 --ram 64G --json
 
 Exit codes: 0 done, 2 a bad call or input, or a cache that is larger than all memory.)";
-
-/// One line on stderr, whatever the text holds.
-int complain(const std::string& text) {
-    constexpr std::size_t kLongest = 2000;  // the names of all presets have room
-    fmt::print(stderr, "headlong: {}\n", one_line(text, kLongest));
-    return bad_call;
-}
 
 /// The command that was typed, once the command line is parsed. What it refers to lives as long.
 using Chosen = std::function<int()>;
@@ -206,6 +207,18 @@ void add_memory(CLI::App& app, Chosen& chosen) {
     choose(command, memory, run_memory, chosen);
 }
 
+/// An empty value is most often a script's variable that is not set. Only texts to continue may be empty.
+void refuse_empty_values(CLI::App& app) {
+    const CLI::Validator not_empty(
+        [](const std::string& value) { return value.empty() ? std::string("is empty") : std::string(); }, "");
+    for (CLI::App* command : app.get_subcommands({})) {
+        for (CLI::Option* option : command->get_options()) {
+            if (option->get_items_expected_max() > 0 && !option->check_lname("prompt")) option->check(not_empty);
+        }
+        refuse_empty_values(*command);
+    }
+}
+
 int run(int argc, char** argv) {
     CLI::App app("Headlong: exact attention on CPUs.", "headlong");
     app.footer(kExamples);
@@ -219,14 +232,18 @@ int run(int argc, char** argv) {
     add_profile(app, chosen);
     add_memory(app, chosen);
     add_bench(app, chosen);
+    refuse_empty_values(app);
 
     try {
         app.parse(argc, argv);
     } catch (const CLI::Success& request) {  // --help and --version
         return app.exit(request);
     } catch (const CLI::ParseError& error) {
-        const std::vector<CLI::App*> commands = app.get_subcommands();  // those that were typed
-        const std::string command = commands.empty() ? "" : " " + commands.front()->get_name();
+        std::string command;
+        for (const CLI::App* typed = &app; !typed->get_subcommands().empty();) {
+            typed = typed->get_subcommands().front();
+            command += " " + typed->get_name();
+        }
         return complain(fmt::format("{} (see headlong{} --help)", error.what(), command));
     }
     if (chosen) return chosen();
@@ -240,6 +257,8 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
     using headlong::tools::complain;
+    // mimalloc as Debian builds it ends the process where operator new fails and there is no handler
+    std::set_new_handler([] { throw std::bad_alloc(); });
     try {
         const int code = headlong::tools::run(argc, argv);
         // results that did not reach their reader are not done

@@ -51,7 +51,7 @@ struct BenchModelArguments {
     std::string model;    ///< a folder; empty = the embedded model
     std::string prefill;  ///< list of lengths
     std::string depths;   ///< list
-    std::int64_t steps = 1;
+    std::optional<std::int64_t> steps;
 };
 
 int run_bench_attention(const BenchAttentionArguments& arguments);

@@ -8,7 +8,8 @@ namespace headlong::tools {
 namespace {
 
 constexpr const char* kFooter = R"(LENGTHS, DEPTHS and THREADS are lists: 512,2048 or 512-8192*2 or 1-4+1.
-A row runs until its median is steady (5 turns, 10 runs, 95 % confidence within +-2 %) or 3 s of runs have passed.
+A row runs until its median is steady (6 turns, 10 runs, 95 % confidence within +-2 %), or, after 6 turns, 3 s of runs
+have passed.
 gflops and gbps are of the median; of_limit is the time that this machine's multiply-adds and memory allow, measured
 between the runs, over the time it took. bench/README.md says what each field is.
 
@@ -72,7 +73,9 @@ void add_bench(CLI::App& app, std::function<int()>& chosen) {
     a->add_option("--lens", attention->lens, "Sequences of these lengths: a prefill, and a decode step")
         ->type_name("L1,L2,..");
     a->add_flag("--no-causal", attention->no_causal, "Every query sees every key");
-    a->add_option("--window", attention->window, "A query sees its own position and N - 1 before it")->type_name("N");
+    a->add_option("--window", attention->window,
+                  "A query sees its own position and N - 1 before it (a mask: caches hold all)")
+        ->type_name("N");
     a->add_option("--kv", attention->kv, "Types of the cache")->type_name("TYPES")->capture_default_str();
     a->add_option("--layers", attention->layers, "Caches to cycle through; 0 = twice the last-level cache")
         ->type_name("N");
@@ -95,9 +98,8 @@ void add_bench(CLI::App& app, std::function<int()>& chosen) {
         ->type_name("LENGTHS");
     m->add_option("-d,--depth", model->depths, "A decode step that sees so many tokens, its own among them (512)")
         ->type_name("DEPTHS");
-    m->add_option("-n,--steps", model->steps, "Decode steps of one repetition, the first one at the depth")
-        ->type_name("N")
-        ->capture_default_str();
+    m->add_option("-n,--steps", model->steps, "Decode steps of one repetition, the first one at the depth (1)")
+        ->type_name("N");
     add_common(*m, model->common, false);
     m->callback([model, &chosen] { chosen = [model] { return run_bench_model(*model); }; });
 }

@@ -12,6 +12,7 @@
 #include "engine/kv_cache_impl.hpp"
 #include "engine/model_impl.hpp"
 #include "tools/bench/random_floats.hpp"
+#include "tools/measure/machine.hpp"
 #include "tools/measure/memory.hpp"
 
 namespace headlong::tools {
@@ -51,7 +52,7 @@ class ForwardPasses final : public Workload {
     double bytes() const override { return work_.bytes; }
     std::size_t kv_bytes() const override { return cache_.used_bytes(); }
     std::size_t walk_bytes() const override {
-        return static_cast<std::size_t>(work_.bytes / static_cast<double>(run_.steps));
+        return Decoder::weight_bytes(model_->impl().decoder.config()) + cache_.used_bytes();
     }
     std::int64_t tokens() const override { return static_cast<std::int64_t>(tokens_.size()); }
     std::optional<Deviation> check(Context& /*context*/) override { return {}; }
@@ -110,10 +111,10 @@ PlannedWorkload plan_model(const ModelRun& run, const DecoderConfig& config, con
                                           config.max_positions));
     }
     const std::size_t bytes = KvCache::estimate_bytes(cache_options_of(config), longest);
-    if (bytes > available_memory()) {
-        throw OutOfMemory(fmt::format("{} {}: the cache needs {} bytes of memory, {} are available", option, run.length,
-                                      bytes, available_memory()));
-    }
+    const auto weights = static_cast<double>(Decoder::weight_bytes(config));
+    const double walk = weights + static_cast<double>(bytes);
+    check_memory(fmt::format("{} {}", option, run.length),
+                 walk + std::min(walk, static_cast<double>(read_buffer_cap())));
     nlohmann::ordered_json json;
     json["phase"] = run.prefill ? "prefill" : "decode";
     json["model"] = name;

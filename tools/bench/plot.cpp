@@ -1,11 +1,15 @@
 #include "tools/bench/plot.hpp"
 
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <utility>
 
@@ -34,12 +38,15 @@ std::string series(const Json& row) {
         return row[field].is_string() ? row[field].get<std::string>() : row[field].dump();
     };
     std::string name = text("phase");
+    if (row.contains("model")) name += " " + text("model");
     if (row["phase"] == "chunk") name += " of " + text("q_len");
     if (row["phase"] == "linear") {
         name += fmt::format(" {}x{}", text("inputs"), text("outputs"));
     } else {
         name += fmt::format(" {}/{}x{}", text("heads"), text("kv_heads"), text("head_dim"));
         if (row["batch"] != 1) name += " x " + text("batch");
+        if (row.contains("causal") && row["causal"] == false) name += " full";
+        if (row.contains("window") && row["window"] != 0) name += " window " + text("window");
     }
     return name + fmt::format(" {}{}, {} threads, {}", text("kv_type"), text("weights"), text("threads"), text("isa"));
 }
@@ -59,11 +66,11 @@ void check_plot(const std::string& path) {
     }
 }
 
-std::string plot_program(const std::string& path, const std::vector<Json>& rows) {
+std::string plot_program(const std::string& terminal, const std::vector<Json>& rows) {
     std::map<std::string, std::vector<Point>> decode, others;
     for (const Json& row : rows) {
         const bool is_decode = row["phase"] == "decode";
-        const double tokens = row.contains("kv_len") ? row["kv_len"].get<double>() : row["q_len"].get<double>();
+        const double tokens = row["phase"] == "linear" ? row["q_len"].get<double>() : row["kv_len"].get<double>();
         (is_decode ? decode : others)[series(row)].push_back(
             {tokens, row[is_decode ? "gbps" : "gflops"].get<double>(), row["of_limit"].get<double>()});
     }
@@ -82,15 +89,12 @@ std::string plot_program(const std::string& path, const std::vector<Json>& rows)
         }
     }
     const auto filled = std::ranges::count_if(panels, [](const auto& panel) { return !panel.empty(); });
-    const std::string terminal = path.ends_with(".png") ? "pngcairo" : "svg";
-    program +=
-        fmt::format("set terminal {} size 900,{} noenhanced\nset output {}\n", terminal, 420 * filled, quoted(path));
+    program += fmt::format("set terminal {} size 900,{} noenhanced\n", terminal, 420 * filled);
     program += fmt::format("set multiplot layout {},1\nset logscale x 2\nset grid\nset key below\n", filled);
     program += "set xlabel 'tokens'\nset yrange [0:*]\n";
     const std::pair<const char*, int> axes[3] = {{"GFLOP/s", 2}, {"GB/s", 2}, {"fraction of the limit", 3}};
     for (std::size_t panel = 0; panel < 3; ++panel) {
         if (panels[panel].empty()) continue;
-        if (panel == 2) program += "set yrange [0:1.1]\n";
         program += fmt::format("set ylabel {}\n", quoted(axes[panel].first));
         std::string lines;
         for (const auto& [block, title] : panels[panel]) {
@@ -102,18 +106,26 @@ std::string plot_program(const std::string& path, const std::vector<Json>& rows)
     return program + "unset multiplot\n";
 }
 
-void plot(const std::string& path, const std::vector<Json>& rows) {
-    const std::string program = plot_program(path, rows);
-    auto* const before = std::signal(SIGPIPE, SIG_IGN);  // a gnuplot that dies is an error to tell, not the end
-    std::FILE* const pipe = ::popen("gnuplot", "w");
+std::string plot(const std::string& path, const std::vector<Json>& rows) {
+    // The program goes through a file that no one else can name, and the picture comes through a pipe: gnuplot and the
+    // shell never see a name of the user's, which both would interpret.
+    std::string program_path = (std::filesystem::temp_directory_path() / "headlong-plot-XXXXXX").string();
+    const int descriptor = ::mkstemp(program_path.data());
+    if (descriptor < 0) throw IoError(fmt::format("--plot: no temporary file: {}", std::strerror(errno)));
+    ::close(descriptor);
+    std::ofstream(program_path) << plot_program(path.ends_with(".png") ? "pngcairo" : "svg", rows);
+    std::string picture;
+    std::FILE* const pipe = ::popen(fmt::format("gnuplot '{}' 2>/dev/null", program_path).c_str(), "r");
     bool good = pipe != nullptr;
     if (good) {
-        good = std::fwrite(program.data(), 1, program.size(), pipe) == program.size();
+        char buffer[4096];
+        for (std::size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) picture.append(buffer, n);
         const int status = ::pclose(pipe);
-        good = good && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+        good = WIFEXITED(status) && WEXITSTATUS(status) == 0 && !picture.empty();
     }
-    std::signal(SIGPIPE, before);
+    std::filesystem::remove(program_path);
     if (!good) throw IoError(fmt::format("--plot {}: gnuplot could not draw it", one_line(path)));
+    return picture;
 }
 
 }  // namespace headlong::tools

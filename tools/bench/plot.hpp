@@ -12,11 +12,12 @@ namespace headlong::tools {
 /// installed.
 void check_plot(const std::string& path);
 
-/// gnuplot's program for throughput (GFLOP/s of prefills, chunks and linear layers; GB/s of decode steps) and the
-/// fraction of the limit over the number of tokens; a line per phase, shape, type, threads and instruction set.
-std::string plot_program(const std::string& path, const std::vector<nlohmann::ordered_json>& rows);
+/// gnuplot's program, which writes the picture to its standard output: throughput (GFLOP/s of prefills, chunks and
+/// linear layers; GB/s of decode steps) and the fraction of the limit over the number of tokens; a line per phase,
+/// shape, type, threads and instruction set. `terminal` is "svg" or "pngcairo".
+std::string plot_program(const std::string& terminal, const std::vector<nlohmann::ordered_json>& rows);
 
-/// Draws it. Throws IoError.
-void plot(const std::string& path, const std::vector<nlohmann::ordered_json>& rows);
+/// The picture. Throws IoError.
+std::string plot(const std::string& path, const std::vector<nlohmann::ordered_json>& rows);
 
 }  // namespace headlong::tools

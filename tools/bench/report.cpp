@@ -15,17 +15,25 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// What a row computes. A field that an earlier report does not have is not compared: older versions had fewer.
-constexpr const char* kShapeFields[] = {"phase", "model",    "q_len",    "kv_len",    "batch",   "lens",
-                                        "heads", "kv_heads", "head_dim", "value_dim", "causal",  "window",
-                                        "steps", "inputs",   "outputs",  "weights",   "kv_type", "threads"};
+// What a row computes. The working set (`layers`) follows from the machine, and is not compared.
+constexpr const char* kShapeFields[] = {"phase",  "model",    "q_len",    "kv_len",    "batch",   "lens",
+                                        "heads",  "kv_heads", "head_dim", "value_dim", "causal",  "window",
+                                        "inputs", "outputs",  "steps",    "weights",   "kv_type", "threads"};
 
-bool same_shape(const nlohmann::json& base, const Json& row) {
-    return std::ranges::all_of(kShapeFields, [&](const char* field) {
-        const auto found = base.find(field);
-        if (found == base.end()) return true;
-        return row.contains(field) ? nlohmann::json(row[field]) == *found : found->is_null();
-    });
+/// A field of a row, or what a report that does not have it means.
+nlohmann::json field_of(const nlohmann::json& row, const std::string& field) {
+    const auto found = row.find(field);
+    if (found != row.end()) return *found;
+    const bool attention = row.contains("head_dim") && !row["head_dim"].is_null();
+    if (field == "value_dim" && attention) return row["head_dim"];
+    if (field == "causal" && attention) return true;
+    if (field == "window" && attention) return 0;
+    return nullptr;
+}
+
+bool same_shape(const nlohmann::json& base, const nlohmann::json& row) {
+    return std::ranges::all_of(kShapeFields,
+                               [&](const char* field) { return field_of(base, field) == field_of(row, field); });
 }
 
 std::string plain(const Json& value) {
@@ -141,13 +149,21 @@ std::string markdown(const Json& machine, const std::vector<Json>& rows) {
 
 }  // namespace
 
-std::vector<Json> report_rows(const BenchPlan& plan, const BenchResult& result) {
+std::vector<Json> planned_rows(const BenchPlan& plan) {
     std::vector<Json> rows;
-    for (std::size_t r = 0; r < plan.rows.size(); ++r) {
-        const RowResult& row = result.rows[r];
-        Json json = plan.workloads[plan.rows[r].workload].shape;
-        json["threads"] = plan.rows[r].threads;
-        json["isa"] = to_string(plan.rows[r].isa);
+    for (const PlannedRow& row : plan.rows) {
+        rows.push_back(plan.workloads[row.workload].shape);
+        rows.back()["threads"] = row.threads;
+        rows.back()["isa"] = to_string(row.isa);
+    }
+    return rows;
+}
+
+std::vector<Json> report_rows(const BenchPlan& plan, const std::vector<RowResult>& results) {
+    std::vector<Json> rows = planned_rows(plan);
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+        const RowResult& row = results[r];
+        Json& json = rows[r];
         json["samples"] = row.ns.count();
         json["steady"] = row.steady;
         json["ns_median"] = row.ns.median();
@@ -164,14 +180,14 @@ std::vector<Json> report_rows(const BenchPlan& plan, const BenchResult& result) 
         json["limit_gbps"] = row.limit_bytes * 1e-9;
         json["of_limit"] = row.of_limit();
         json["kv_bytes"] = row.kv_bytes;
+        json["walk_bytes"] = row.walk_bytes;
         json["scratch_bytes"] = row.scratch_bytes;
         json["clock_ghz"] = row.clock_hz * 1e-9;
-        json["throttled"] = result.throttled(row);
+        json["throttled"] = row.throttled();
         if (row.deviation) {
             json["max_abs_err"] = row.deviation->max_abs_err;
             json["tolerance"] = row.deviation->tolerance;
         }
-        rows.push_back(std::move(json));
     }
     return rows;
 }
@@ -207,13 +223,7 @@ std::string format_report(Format format, const Json& machine, const std::vector<
 }
 
 Baseline::Baseline(const std::string& path) {
-    const InputFile file(path);
-    constexpr std::uint64_t kLargest = std::uint64_t{1} << 28U;
-    if (file.size() > kLargest) {
-        throw BadFile(fmt::format("--compare {}: has {} bytes; at most {} are allowed", path, file.size(), kLargest));
-    }
-    std::string text(static_cast<std::size_t>(file.size()), '\0');
-    file.read(0, std::as_writable_bytes(std::span(text)));
+    const std::string text = read_text(path, std::uint64_t{1} << 28U);
     const nlohmann::json report = parse_json(text, path);
     if (!report.is_object() || !report.contains("rows") || !report["rows"].is_array()) {
         throw BadFile(fmt::format("--compare {}: is no report of bench -o json: it has no list of rows", path));
@@ -228,26 +238,32 @@ Baseline::Baseline(const std::string& path) {
     }
 }
 
-std::size_t Baseline::compare(std::vector<Json>& rows) const {
-    std::size_t matches = 0;
+const nlohmann::json* Baseline::find(const Json& row) const {
+    const nlohmann::json wanted(row);
+    const nlohmann::json* match = nullptr;
+    for (const nlohmann::json& base : rows_) {
+        if (!same_shape(base, wanted)) continue;
+        if (field_of(base, "isa") == wanted["isa"]) return &base;
+        if (match == nullptr) match = &base;
+    }
+    return match;
+}
+
+bool Baseline::has_any(const std::vector<Json>& rows) const {
+    return std::ranges::any_of(rows, [&](const Json& row) { return find(row) != nullptr; });
+}
+
+void Baseline::compare(std::vector<Json>& rows) const {
     for (Json& row : rows) {
-        const nlohmann::json* match = nullptr;
-        for (const nlohmann::json& base : rows_) {
-            if (!same_shape(base, row)) continue;
-            const bool same_isa = base.contains("isa") && base["isa"] == row["isa"].get<std::string>();
-            if (match == nullptr || same_isa) match = &base;
-            if (same_isa) break;
-        }
+        const nlohmann::json* const match = find(row);
         row["base_ns_median"] = nullptr;
         row["speedup"] = nullptr;
         if (match == nullptr) continue;
-        ++matches;
         const double base = (*match)["ns_median"].get<double>();
         row["base_ns_median"] = base;
         row["speedup"] = base / row["ns_median"].get<double>();
-        if (match->contains("throttled") && (*match)["throttled"] == true) row["base_throttled"] = true;
+        if (field_of(*match, "throttled") == true) row["base_throttled"] = true;
     }
-    return matches;
 }
 
 std::string row_name(const Json& row) {

@@ -12,7 +12,10 @@
 namespace headlong::tools {
 
 /// One object per row: the workload's shape, then what was measured (bench/README.md lists the fields).
-std::vector<nlohmann::ordered_json> report_rows(const BenchPlan& plan, const BenchResult& result);
+std::vector<nlohmann::ordered_json> report_rows(const BenchPlan& plan, const std::vector<RowResult>& results);
+
+/// The same before anything is measured: what rows compute, and by what.
+std::vector<nlohmann::ordered_json> planned_rows(const BenchPlan& plan);
 
 enum class Format : std::uint8_t { md, csv, json, jsonl };
 
@@ -28,12 +31,17 @@ class Baseline {
     /// Reads a file of `-o json`. Throws IoError, BadFile.
     explicit Baseline(const std::string& path);
 
-    /// Adds base_ns_median and speedup (base / new) to the rows of which the earlier report has the same: all fields of
-    /// the shape and the number of threads agree; of several instruction sets, the same one's, else the first. Fields
-    /// are null in other rows. Returns how many rows matched.
-    std::size_t compare(std::vector<nlohmann::ordered_json>& rows) const;
+    /// Whether the earlier report has one of these rows: all fields of the shape and the number of threads agree,
+    /// whatever the instruction set.
+    bool has_any(const std::vector<nlohmann::ordered_json>& rows) const;
+
+    /// Adds base_ns_median and speedup (base / new) to each row; null where the earlier report does not have it. Of
+    /// several instruction sets the same one's counts, else the first.
+    void compare(std::vector<nlohmann::ordered_json>& rows) const;
 
   private:
+    const nlohmann::json* find(const nlohmann::ordered_json& row) const;
+
     nlohmann::json rows_;
 };
 

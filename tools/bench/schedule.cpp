@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <random>
 
 #include "engine/limits.hpp"
@@ -16,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-constexpr std::size_t kLeastTurns = 5;
+constexpr std::size_t kLeastTurns = 6;
 constexpr std::size_t kLeastRuns = 10;
 constexpr std::size_t kMostRuns = 20'000;
 constexpr double kSteady = 0.02;
@@ -31,44 +32,39 @@ struct Runner {
     Workload& workload;
     std::unique_ptr<Context> context;
     std::optional<std::size_t> repetitions;
-    Samples clocks;
-    std::size_t turns = 0;
-    double spent = 0.0;  ///< seconds of timed runs
+    double& best_clock;                                   ///< of rows on as many threads
+    Samples clocks, flops_limits, bytes_limits, medians;  ///< of the turns
+    double spent = 0.0;                                   ///< seconds of timed runs
     bool done = false;
 
-    void turn(ReadBuffer& buffer, double& best_clock) {
+    std::size_t turns() const { return clocks.count(); }
+
+    void turn(ReadBuffer& buffer) {
+        constexpr std::size_t kLeastRead = std::size_t{4} << 20U;  // 0.1 ms and more, however fast the cache
+        constexpr std::size_t kMostRead = std::size_t{64} << 20U;  // 5 ms of memory
         const double before = measure_clock(*context);
-        result.limit_flops = std::max(result.limit_flops, measure_flops(*context));
-        const std::size_t walk = workload.walk_bytes();
-        const auto least =
-            std::clamp(static_cast<std::size_t>(result.bytes), std::size_t{4} << 20U, std::size_t{64} << 20U);
-        result.limit_bytes = std::max(result.limit_bytes, buffer.measure(*context, walk, least));
-        if (turns == 0 || result.ns.median() < kWarmUpBelow * 1e9) workload.run(*context);
-        const std::size_t most = repetitions ? *repetitions : kMostRuns;
-        const std::size_t of_turn = repetitions ? (*repetitions + kLeastTurns - 1) / kLeastTurns : kMostRuns;
-        double turn_spent = 0.0;
-        std::size_t runs = 0;
-        do {
-            const Clock::time_point start = Clock::now();
-            workload.run(*context);
-            const double seconds = seconds_since(start);
-            result.ns.add(seconds * 1e9);
-            turn_spent += seconds;
-            ++runs;
-        } while (result.ns.count() < most && runs < of_turn && (repetitions || turn_spent < kTurnSeconds));
+        flops_limits.add({measure_flops(*context)});
+        const auto read = std::clamp(static_cast<std::size_t>(result.bytes), kLeastRead, kMostRead);
+        bytes_limits.add({buffer.measure(*context, result.walk_bytes, read)});
+        if (turns() == 0 || result.ns.min() < kWarmUpBelow * 1e9) workload.run(*context);
+        std::vector<double> ns = timed_runs();
         const double after = measure_clock(*context);
-        clocks.add(std::min(before, after));
+        clocks.add({std::min(before, after)});
         best_clock = std::max({best_clock, before, after});
-        spent += turn_spent;
-        ++turns;
+        Samples of_turn;
+        of_turn.add(ns);
+        medians.add({of_turn.median()});
+        result.ns.add(std::move(ns));
         if (repetitions) {
             done = result.ns.count() >= *repetitions;
         } else {
-            result.steady =
-                turns >= kLeastTurns && result.ns.count() >= kLeastRuns && result.ns.median_uncertainty() <= kSteady;
-            done = result.steady || (turns >= kLeastTurns && spent >= kRowSeconds) || result.ns.count() >= kMostRuns;
+            const bool enough = turns() >= kLeastTurns;
+            result.steady = enough && result.ns.count() >= kLeastRuns && medians.median_uncertainty() <= kSteady;
+            done = result.steady || (enough && spent >= kRowSeconds) || result.ns.count() >= kMostRuns;
         }
-        result.clock_hz = clocks.median();
+        result.limit_flops = flops_limits.quantile(0.9);
+        result.limit_bytes = bytes_limits.quantile(0.9);
+        result.clock_hz = clocks.quantile(0.1);
         result.scratch_bytes = context->scratch_bytes();
     }
 
@@ -78,7 +74,27 @@ struct Runner {
         if (result.ns.count() == 0) return kRowSeconds / 2.0;
         const double one = result.ns.median() * 1e-9;
         if (repetitions) return one * static_cast<double>(*repetitions - result.ns.count());
-        return std::max(kRowSeconds - spent, one * static_cast<double>(kLeastTurns - std::min(turns, kLeastTurns)));
+        return std::max(kRowSeconds - spent, one * static_cast<double>(kLeastTurns - std::min(turns(), kLeastTurns)));
+    }
+
+  private:
+    /// The nanoseconds of one turn's runs.
+    std::vector<double> timed_runs() {
+        const std::size_t all = repetitions.value_or(kMostRuns);
+        const std::size_t most =
+            std::min((all + kLeastTurns - 1) / kLeastTurns, all - std::min(all, result.ns.count()));
+        std::vector<double> ns;
+        ns.reserve(most);  // nothing is moved between runs
+        double seconds = 0.0;
+        do {
+            const Clock::time_point start = Clock::now();
+            workload.run(*context);
+            const double one = seconds_since(start);
+            ns.push_back(one * 1e9);
+            seconds += one;
+        } while (ns.size() < most && (repetitions || seconds < kTurnSeconds));
+        spent += seconds;
+        return ns;
     }
 };
 
@@ -90,12 +106,11 @@ double RowResult::of_limit() const {
     return std::max(compute, memory) * 1e9 / ns.median();
 }
 
-BenchResult run_bench(const BenchPlan& plan, const OnProgress& on_progress) {
-    BenchResult result;
-    result.rows.resize(plan.rows.size());
+std::vector<RowResult> run_bench(const BenchPlan& plan, const OnProgress& on_progress) {
+    std::vector<RowResult> results(plan.rows.size());
+    std::map<std::size_t, double> best_clocks;  // by threads: more cores at work clock lower
     std::mt19937 order(1);
     std::size_t rows_done = 0;
-    const std::size_t most_read = std::max(8 * last_level_cache_bytes(), std::size_t{64} << 20U);
 
     std::vector<std::size_t> used;
     for (std::size_t w = 0; w < plan.workloads.size(); ++w) {
@@ -123,20 +138,24 @@ BenchResult run_bench(const BenchPlan& plan, const OnProgress& on_progress) {
                 const PlannedRow& row = plan.rows[r];
                 if (row.workload != w) continue;
                 Workload& workload = *workloads.back();
-                RowResult& out = result.rows[r];
+                RowResult& out = results[r];
                 out.flops = workload.flops();
                 out.bytes = workload.bytes();
                 out.kv_bytes = workload.kv_bytes();
                 out.tokens = workload.tokens();
+                out.walk_bytes = workload.walk_bytes();
                 runners.push_back({.result = out,
                                    .workload = workload,
                                    .context = make_context(row.isa, row.threads),
                                    .repetitions = plan.repetitions,
-                                   .clocks = {}});
+                                   .best_clock = best_clocks[row.threads],
+                                   .clocks = {},
+                                   .flops_limits = {},
+                                   .bytes_limits = {},
+                                   .medians = {}});
             }
         }
-        // Far beyond the last-level cache, bandwidth does not depend on the size any more.
-        ReadBuffer buffer(std::min(walk, most_read), *std::pmr::new_delete_resource());
+        ReadBuffer buffer(std::min(walk, read_buffer_cap()), runners.front().context->memory());
 
         std::vector<Runner*> left;
         for (Runner& runner : runners) left.push_back(&runner);
@@ -149,7 +168,7 @@ BenchResult run_bench(const BenchPlan& plan, const OnProgress& on_progress) {
                     for (const Runner& each : runners) seconds += each.seconds_left();
                     on_progress(rows_done, plan.rows.size(), seconds);
                 }
-                runner->turn(buffer, result.best_clock_hz);
+                runner->turn(buffer);
             }
             rows_done += static_cast<std::size_t>(std::erase_if(left, [](const Runner* r) { return r->done; }));
         }
@@ -158,7 +177,8 @@ BenchResult run_bench(const BenchPlan& plan, const OnProgress& on_progress) {
         }
         first = end;
     }
-    return result;
+    for (std::size_t r = 0; r < results.size(); ++r) results[r].best_clock_hz = best_clocks[plan.rows[r].threads];
+    return results;
 }
 
 }  // namespace headlong::tools

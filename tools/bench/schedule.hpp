@@ -2,12 +2,13 @@
 // measured in between.
 //
 // A turn of a row: the clock, the limits (multiply-adds; reading as much memory as the row walks through), one untimed
-// run if runs are short (others' turns have emptied the caches), timed runs for 10 ms but at least one, the clock
-// again. Turns of all rows that are not steady follow each other in an order that is drawn anew each round, so that a
-// machine that slows down or warms up favours no row.
+// run in the first turn and wherever runs are short (others' turns have emptied the caches), timed runs for 10 ms but
+// at least one, the clock again. Turns of all rows that are not steady follow each other in an order that is drawn anew
+// each round, so that a machine that slows down or warms up favours no row.
 //
-// A row is steady with at least 5 turns and 10 runs, once the 95 % confidence interval of its median is within +-2 %.
-// It ends without being steady after 3 s of timed runs (but 5 turns), or 20,000 runs.
+// Runs of one turn have much in common; turns do not. So a row is steady, with at least 6 turns and 10 runs, once the
+// 95 % confidence interval of the median of its turns' medians is within +-2 %. It ends without being steady once 6
+// turns and 3 s of timed runs are over, or 20,000 runs.
 #pragma once
 
 #include <cstddef>
@@ -19,6 +20,7 @@
 
 #include <headlong/context.hpp>
 
+#include "engine/limits.hpp"
 #include "tools/bench/workload.hpp"
 #include "tools/measure/statistics.hpp"
 
@@ -42,9 +44,11 @@ struct RowResult {
     Samples ns;  ///< nanoseconds of each timed run
     double flops = 0.0;
     double bytes = 0.0;
-    double limit_flops = 0.0;  ///< per second: the best measured between the row's own turns
-    double limit_bytes = 0.0;
-    double clock_hz = 0.0;  ///< the median of the turns' (of each, the slower of before and after)
+    double limit_flops = 0.0;    ///< per second; of the measurements in the row's turns, the best but for a tenth: a
+    double limit_bytes = 0.0;    ///< maximum would grow with the number of turns
+    double clock_hz = 0.0;       ///< the slowest tenth of the turns' (of each, the slower of before and after)
+    double best_clock_hz = 0.0;  ///< seen in the process on as many threads
+    std::size_t walk_bytes = 0;
     std::size_t kv_bytes = 0;
     std::size_t scratch_bytes = 0;
     std::int64_t tokens = 0;
@@ -55,20 +59,13 @@ struct RowResult {
     double gbps() const { return bytes / ns.median(); }
     /// The time that the limits allow over the time it took.
     double of_limit() const;
-};
-
-struct BenchResult {
-    std::vector<RowResult> rows;  ///< of the plan's rows
-    double best_clock_hz = 0.0;   ///< seen in the process
-
-    /// The core was slowed down: its ratios mislead, since memory is not.
-    bool throttled(const RowResult& row) const { return row.clock_hz < 0.9 * best_clock_hz; }
+    bool throttled() const { return is_throttled(clock_hz, best_clock_hz); }
 };
 
 /// Called between turns with the work that is done and the estimated rest.
 using OnProgress = std::function<void(std::size_t rows_done, std::size_t rows, double seconds_left)>;
 
-/// Workloads that fit into memory together are interleaved; others follow in groups.
-BenchResult run_bench(const BenchPlan& plan, const OnProgress& on_progress = {});
+/// Measures the plan's rows. Workloads that fit into memory together are interleaved; others follow in groups.
+std::vector<RowResult> run_bench(const BenchPlan& plan, const OnProgress& on_progress = {});
 
 }  // namespace headlong::tools

@@ -1,6 +1,7 @@
 // What a row of a benchmark computes.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -15,8 +16,17 @@ namespace headlong::tools {
 /// The largest difference between an output and the double-precision reference, and how large it may be.
 struct Deviation {
     double max_abs_err = 0.0;
-    double tolerance = 0.0;
+    double tolerance = 1e-5;
+
+    /// False for a NaN, too.
+    bool passes() const { return max_abs_err <= tolerance; }
 };
+
+/// The one that is further off, measured by its own tolerance. A NaN stays.
+inline Deviation worse(const Deviation& a, const Deviation& b) {
+    if (std::isnan(a.max_abs_err)) return a;
+    return std::isnan(b.max_abs_err) || b.max_abs_err / b.tolerance > a.max_abs_err / a.tolerance ? b : a;
+}
 
 /// Data and a computation over it. Contexts of any instruction set and number of threads may run it, one at a time.
 class Workload {

@@ -15,8 +15,8 @@ namespace headlong::tools {
 /// InvalidArgument, naming --isa, if there is no such instruction set.
 ContextOptions context_options_of(const std::string& isa);
 
-/// Lets oneTBB have so many threads. Otherwise it has as many as the process may use processors, and gives an arena that
-/// asks for more fewer without a word.
+/// Lets oneTBB have so many threads. Otherwise it has as many as the process may use processors, and gives an arena
+/// that asks for more fewer without a word.
 void allow_threads(std::size_t threads);
 
 /// On exactly so many threads, more than the processor has if asked for. Without an instruction set, the best one.

@@ -76,6 +76,8 @@ std::size_t last_level_cache_bytes() {
     return kib > 0 ? kib * 1024 : std::size_t{32} << 20U;
 }
 
+std::size_t read_buffer_cap() { return std::max(8 * last_level_cache_bytes(), std::size_t{64} << 20U); }
+
 nlohmann::ordered_json machine_json() {
     nlohmann::ordered_json machine;
     machine["version"] = version();

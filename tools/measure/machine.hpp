@@ -25,6 +25,10 @@ std::vector<CacheLevel> cache_levels();
 /// Bytes of the largest cache; 32 MiB where the system does not tell.
 std::size_t last_level_cache_bytes();
 
+/// The largest buffer to measure read bandwidth over: eight times the last-level cache, beyond which bandwidth does not
+/// depend on the size any more, and at least 64 MiB.
+std::size_t read_buffer_cap();
+
 /// Version, processor, caches, memory, compiler: for the head of a report.
 nlohmann::ordered_json machine_json();
 

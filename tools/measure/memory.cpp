@@ -6,6 +6,10 @@
 #include <optional>
 #include <sstream>
 
+#include <fmt/format.h>
+
+#include <headlong/error.hpp>
+
 #include "engine/concurrency.hpp"
 
 namespace headlong::tools {
@@ -67,6 +71,14 @@ std::uint64_t available_memory(const std::string& root) {
         return limit - std::min(limit, held);
     };
     return std::min(meminfo(root, "MemAvailable:"), least(root, left));
+}
+
+void check_memory(const std::string& what, double bytes) {
+    const auto available = static_cast<double>(available_memory());
+    if (bytes > 0.95 * available) {
+        throw OutOfMemory(fmt::format("{}: needs {:.4g} GiB of memory, {:.4g} GiB are available", what, bytes * 0x1p-30,
+                                      available * 0x1p-30));
+    }
 }
 
 }  // namespace headlong::tools

@@ -14,4 +14,8 @@ std::uint64_t total_memory(const std::string& root = "");
 /// a cgroup would give up are counted as free.
 std::uint64_t available_memory(const std::string& root = "");
 
+/// Throws OutOfMemory, beginning with `what`, if the process cannot get so many bytes and keep a twentieth of what is
+/// there for what nobody counted. In double, since what is asked for may be more than 64 bits count.
+void check_memory(const std::string& what, double bytes);
+
 }  // namespace headlong::tools

@@ -6,7 +6,12 @@
 
 namespace headlong::tools {
 
-void Samples::add(double value) { sorted_.insert(std::upper_bound(sorted_.begin(), sorted_.end(), value), value); }
+void Samples::add(std::vector<double> values) {
+    std::ranges::sort(values);
+    const auto middle = static_cast<std::ptrdiff_t>(sorted_.size());
+    sorted_.insert(sorted_.end(), values.begin(), values.end());
+    std::inplace_merge(sorted_.begin(), sorted_.begin() + middle, sorted_.end());
+}
 
 double Samples::median() const noexcept {
     if (sorted_.empty()) return 0.0;

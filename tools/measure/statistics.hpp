@@ -10,7 +10,7 @@ namespace headlong::tools {
 /// Timings of one thing, sorted.
 class Samples {
   public:
-    void add(double value);
+    void add(std::vector<double> values);
     std::size_t count() const noexcept { return sorted_.size(); }
 
     /// The middle one, or the mean of the two in the middle. 0 without samples, as below.
@@ -21,7 +21,7 @@ class Samples {
     double quantile(double q) const noexcept;
 
     /// Half the width of the 95 % confidence interval of the median, relative to the median: from the samples at the
-    /// ranks (n -+ 1.96 sqrt(n)) / 2, which assumes nothing about how timings are distributed (Le Boudec 2010,
+    /// ranks (n -+ 1.96 sqrt(n)) / 2, which needs independent samples, but no normal distribution (Le Boudec 2010,
     /// "Performance Evaluation of Computer and Communication Systems", 2.2.2). Infinite below 6 samples.
     double median_uncertainty() const noexcept;
 

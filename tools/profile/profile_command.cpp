@@ -285,7 +285,7 @@ int run_profile(const ProfileArguments& arguments) {
     report.limit_bytes = limits.bytes;
     report.best_clock = limits.clock;
     report.read_buffer_bytes = limits.buffer_bytes();
-    for (const Clock::duration step : runs.steps()) report.step_seconds.add(seconds(step));
+    for (const Clock::duration step : runs.steps()) report.step_seconds.add({seconds(step)});
     report.kv_used_bytes = runs.cache().used_bytes();
     report.kv_reserved_bytes = runs.cache().pool()->reserved_bytes();
     report.scratch_bytes = context.scratch_bytes();
