@@ -136,6 +136,10 @@ bool JsonNode::boolean_or(std::string_view key, bool otherwise) const {
 }
 
 nlohmann::json parse_json(std::string_view text, const std::string& file) {
+    // nlohmann's lexer takes a NUL for the end of the text, and never sees what follows
+    if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
+        throw BadFile(file + ": is not valid JSON at its byte " + std::to_string(nul + 1));
+    }
     try {
         return nlohmann::json::parse(text, Watch(file));
     } catch (const nlohmann::json::parse_error& error) {

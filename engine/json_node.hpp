@@ -52,7 +52,8 @@ class JsonNode {
     std::string key_;
 };
 
-/// Parses a document whose nesting and keys are checked: deeper than 64, or an object with one key twice, is refused.
+/// Parses a document whose nesting and keys are checked: deeper than 64, or an object with one key twice, is refused,
+/// and so is a NUL byte, wherever it is.
 nlohmann::json parse_json(std::string_view text, const std::string& file);
 
 }  // namespace headlong

@@ -134,6 +134,7 @@ TEST_F(MemoryCommandTest, CachesAreBlocksOf64Tokens) {
 
 TEST_F(MemoryCommandTest, AModelOfTheEngineIsKnownInFull) {
     const json printed = plan("'" + austen() + "' -d 512,700 --ram 64G");
+    EXPECT_EQ(printed["weights_are"], "exact");
     EXPECT_EQ(printed["model"]["name"], "austen");
     EXPECT_EQ(printed["memory"]["total_bytes"], std::uint64_t{64} << 30);
     EXPECT_EQ(printed["notes"], json::array());
@@ -168,7 +169,9 @@ TEST_F(MemoryCommandTest, EveryPresetPrints) {
         const Result result = run("memory '" + preset.name + "' -d 64-256*2 --ram 64G");
         EXPECT_EQ(result.code, 0) << result.err;
         EXPECT_TRUE(holds(result.out, preset.name + ": "));
-        EXPECT_TRUE(holds(result.out, "not known: a preset")) << result.out;
+        EXPECT_EQ(holds(result.out, "are not known: a preset"), preset.mlp_projections == 0) << result.out;
+        EXPECT_EQ(holds(result.out, "are estimates"), preset.mlp_projections != 0) << result.out;
+        EXPECT_EQ(holds(result.out, "  ~"), preset.mlp_projections != 0) << result.out;
         EXPECT_EQ(holds(result.out, "sliding window"), preset.sliding_window > 0) << result.out;
     }
 }
@@ -180,9 +183,44 @@ TEST_F(MemoryCommandTest, WhatTheEngineDoesNotRunIsNotGuessed) {
             "num_attention_heads": 4, "sliding_window": 7})") +
              " -d 100");
     EXPECT_EQ(printed["rows"][0]["weight_bytes"], nullptr);
+    EXPECT_EQ(printed["weights_are"], "not known");
     ASSERT_EQ(printed["notes"].size(), 2U) << printed;
     EXPECT_TRUE(holds(printed["notes"][0], "MistralForCausalLM")) << printed;
     EXPECT_TRUE(holds(printed["notes"][1], "sliding window of 7 tokens")) << printed;
+}
+
+TEST_F(MemoryCommandTest, DenseDecodersAreEstimated) {
+    const json llama = plan("Llama-3.2-1B -d 1024 --ram 64G");
+    EXPECT_EQ(llama["weights_are"], "estimated");
+    // 16 layers of 2048 * (2048 + 512 + 512 + 2048) + 3 * 2048 * 8192 weights, the head 2048 * 128256, in f32
+    const json& row = llama["rows"][0];
+    EXPECT_EQ(row["weight_bytes"], 4942987264);
+    EXPECT_EQ(row["total_bytes"],
+              row["kv_bytes"].get<std::size_t>() + 4942987264 + row["scratch_bytes"].get<std::size_t>());
+    EXPECT_EQ(row["fits"], true);
+    // 512 tokens of the residual stream twice, query and output, key and value, gate and up, and the angles' cosines
+    // and sines; attention's own comes on top
+    EXPECT_GT(row["scratch_bytes"], 512 * 4 * (2 * 2048 + 2 * 2048 + 2 * 512 + 2 * 8192 + 64));
+    EXPECT_EQ(plan("Llama-3.2-1B -d 1024 --ram 4700M")["rows"][0]["fits"], false);
+    // 12 layers of 4 * 768 * 768 + 2 * 768 * 3072 weights, the head 768 * 50272 (50257 in panels of 16)
+    EXPECT_EQ(plan("GPT-2 -d 64 --ram 64G")["rows"][0]["weight_bytes"], 494174208);
+    EXPECT_EQ(plan("Qwen3-30B-A3B -d 64 --ram 64G")["weights_are"], "not known");
+
+    // where a family is run, its estimate is what it takes
+    json config = json::parse(contents(austen() + "/config.json"));
+    const json exact = plan("'" + austen() + "' -d 700 --ram 64G")["rows"][0];
+    config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 2.0}};
+    const json near = plan(write(config.dump()) + " -d 700 --ram 64G");
+    EXPECT_EQ(near["weights_are"], "estimated");
+    EXPECT_TRUE(holds(near["notes"][0], "rope_scaling")) << near;
+    EXPECT_EQ(near["rows"][0], exact);
+    config["num_local_experts"] = 8;
+    EXPECT_EQ(plan(write(config.dump()) + " -d 700 --ram 64G")["weights_are"], "not known");
+    config.erase("num_local_experts");
+    config["vocab_size"] = "many";
+    const json unsized = plan(write(config.dump()) + " -d 700 --ram 64G");
+    EXPECT_EQ(unsized["weights_are"], "not known");
+    EXPECT_TRUE(holds(unsized["notes"][0], "vocab_size")) << unsized;
 }
 
 TEST_F(MemoryCommandTest, BadCallsAreNamed) {

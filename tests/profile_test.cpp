@@ -28,6 +28,7 @@
 #include "tests/support/shared_data.hpp"
 #include "tools/measure/memory.hpp"
 #include "tools/profile/recorder.hpp"
+#include "tools/profile/report.hpp"
 #include "tools/profile/timed_executor.hpp"
 
 namespace headlong::test {
@@ -252,6 +253,29 @@ TEST(ProfileExecutorTest, SegmentsFollowEachOtherWithoutGapsOrAllocations) {
     }
 }
 
+TEST(ProfileReportTest, RatesAreOverTheWallTimeOfAKind) {
+    tools::ProfileReport report;
+    report.limit_flops = 4e9;
+    report.limit_bytes = 1e9;
+    report.decode_steps = 0;
+    report.prefill.name = "prefill";
+    report.prefill.tokens = 5;
+    report.prefill.wall_seconds = 1.0;
+    // three of four threads had nothing to do: the rate is that of one
+    report.prefill.parts = {{"projection", 1, 0.25, 2'000'000'000, 100'000'000, 0.75},
+                            {.kind = "waiting", .seconds = 0.75}};
+    const json parts = json::parse(to_json(report, false).dump())["prefill"]["parts"];
+    EXPECT_EQ(parts[0]["seconds"], 0.25);
+    EXPECT_EQ(parts[0]["waiting_seconds"], 0.75);
+    EXPECT_EQ(parts[0]["share"], 0.25) << "shares are without waiting, and add up with its own";
+    EXPECT_NEAR(parts[0]["gflops"].get<double>(), 2.0, 1e-9);
+    EXPECT_NEAR(parts[0]["gbps"].get<double>(), 0.1, 1e-9);
+    EXPECT_NEAR(parts[0]["of_limit"].get<double>(), 0.5, 1e-9);
+    EXPECT_EQ(parts[1]["waiting_seconds"], 0.0);
+    EXPECT_TRUE(parts[1]["of_limit"].is_null());
+    EXPECT_TRUE(holds(to_text(report, false), "750.000      2.00     0.10     50.0%")) << to_text(report, false);
+}
+
 TEST(ProfileMemoryTest, TheMachineAndItsCgroupsAreRead) {
     namespace fs = std::filesystem;
     const fs::path root = fs::temp_directory_path() / ("headlong-memory-" + std::to_string(::getpid()));
@@ -326,7 +350,15 @@ void expect_phase(const json& phase, std::int64_t tokens, std::int64_t calls) {
     const double wall = phase["wall_seconds"];
     EXPECT_GT(wall, 0.0);
     double sum = 0.0;
+    double waiting = 0.0;
     for (const json& each : phase["parts"]) {
+        const double of_kind = each["seconds"].get<double>() + each["waiting_seconds"].get<double>();
+        const auto flops = each["flops"].get<double>();
+        const auto bytes = each["bytes"].get<double>();
+        EXPECT_NEAR(each["gflops"].get<double>() * 1e9 * of_kind, flops, 1e-6 * flops) << each;
+        EXPECT_NEAR(each["gbps"].get<double>() * 1e9 * of_kind, bytes, 1e-6 * bytes) << each;
+        EXPECT_GE(each["waiting_seconds"].get<double>(), 0.0) << each;
+        waiting += each["waiting_seconds"].get<double>();
         EXPECT_GE(each["seconds"].get<double>(), 0.0) << each;
         EXPECT_NEAR(each["share"].get<double>() * wall, each["seconds"].get<double>(), 1e-9) << each;
         sum += each["seconds"].get<double>();
@@ -334,6 +366,7 @@ void expect_phase(const json& phase, std::int64_t tokens, std::int64_t calls) {
     EXPECT_NEAR(sum, phase["sum_seconds"].get<double>(), 1e-9);
     EXPECT_NEAR(sum, wall, 0.05 * wall) << "the parts are the whole";
     EXPECT_EQ(phase["parts"].back()["kind"], "waiting");
+    EXPECT_NEAR(phase["parts"].back()["seconds"].get<double>(), waiting, 1e-9) << "what all kinds waited";
     EXPECT_EQ(part(phase["parts"], "projection")["calls"], 42 * calls);
     EXPECT_EQ(part(phase["parts"], "attention")["calls"], 6 * calls);
     EXPECT_EQ(part(phase["parts"], "projection")["flops"], 2 * 6 * 393216 * tokens);
@@ -352,14 +385,18 @@ void expect_phase(const json& phase, std::int64_t tokens, std::int64_t calls) {
             for (const char* key : {"calls", "flops", "bytes"}) {
                 total[key] = total.value(key, std::uint64_t{0}) + each[key].get<std::uint64_t>();
             }
-            total["seconds"] = total.value("seconds", 0.0) + each["seconds"].get<double>();
+            for (const char* key : {"seconds", "waiting_seconds"}) {
+                total[key] = total.value(key, 0.0) + each[key].get<double>();
+            }
         }
     }
     EXPECT_EQ(sums.size(), phase["parts"].size());
     for (const json& each : phase["parts"]) {
         const json& total = sums[each["kind"]];
         for (const char* key : {"calls", "flops", "bytes"}) EXPECT_EQ(total[key], each[key]) << each;
-        EXPECT_NEAR(total["seconds"].get<double>(), each["seconds"].get<double>(), 1e-9);
+        for (const char* key : {"seconds", "waiting_seconds"}) {
+            EXPECT_NEAR(total[key].get<double>(), each[key].get<double>(), 1e-9) << each;
+        }
     }
 }
 
@@ -463,6 +500,10 @@ TEST_F(ProfileCommandTest, LengthsAreThoseThatTheModelAllows) {
         EXPECT_TRUE(holds(text.out, word)) << text.out;
     }
     EXPECT_FALSE(holds(text.out, "decode:")) << text.out;
+    const json no_steps = profile("-p 3 -n 0 --threads 1");
+    EXPECT_TRUE(no_steps["decode"].is_null());
+    EXPECT_TRUE(no_steps["decode_latency_seconds"].is_null());
+    EXPECT_EQ(no_steps["decode_steps"], 0);
     if (emulated()) return;
     const json usual = profile("--threads 2");
     EXPECT_EQ(usual["prompt_tokens"], 512);
@@ -473,9 +514,9 @@ TEST_F(ProfileCommandTest, LengthsAreThoseThatTheModelAllows) {
 }
 
 TEST_F(ProfileCommandTest, BadCallsAreRefusedBeforeAnyWork) {
-    expect_bad_call("profile -p 1025", {"-p 1025", "at most 1024"});
+    expect_bad_call("profile -p 1025", {"-p 1025: at most 1024"});
     expect_bad_call("profile -p 1000 -n 25", {"-p 1000 -n 25", "at most 1024"});
-    expect_bad_call("profile -n 1024", {"-n 1024", "at most 1024"});
+    expect_bad_call("profile -n 1024", {"a prompt of 1 token and -n 1024", "at most 1024"});
     expect_bad_call("profile -p 9223372036854775807 -n 9223372036854775807", {"at most 1024"});
     expect_bad_call("profile -p 0", {"-p is 0"});
     expect_bad_call("profile -p -1", {"-p is -1"});
@@ -494,6 +535,36 @@ TEST_F(ProfileCommandTest, BadCallsAreRefusedBeforeAnyWork) {
                     {"num_hidden_layers", 100},
                     {"max_position_embeddings", 1 << 24}};
     expect_bad_call("profile " + model(vast) + " -p 16000000", {"-p 16000000 -n 64", "the cache needs", "available"});
+    // weights of a small cache: 100,000 layers of 3 * 2^18 * 2^18 floats and more are 80 petabytes
+    const json heavy{{"hidden_size", 1 << 18},   {"intermediate_size", 1 << 18}, {"num_hidden_layers", 100000},
+                     {"num_attention_heads", 1}, {"num_key_value_heads", 1},     {"head_dim", 2}};
+    expect_bad_call("profile " + model(heavy) + " -p 1 -n 0", {"-p 1 -n 0", "weights", "scratch", "available"});
+}
+
+TEST_F(ProfileCommandTest, ATraceReplacesWhatWasThereOnlyWhenItIsComplete) {
+    const std::filesystem::path file = folder_ / "trace.json";
+    const std::filesystem::path empty = folder_ / "empty";
+    std::filesystem::create_directories(empty);
+    std::filesystem::copy_file(austen() + "/config.json", empty / "config.json");
+    const std::string broken = "profile '" + empty.string() + "' --trace '" + file.string() + "'";
+    expect_bad_call(broken, {"tokenizer.json"});
+    EXPECT_FALSE(std::filesystem::exists(file)) << "nothing came of it";
+    std::ofstream(file) << std::string(1 << 20, '#');
+    expect_bad_call(broken, {"tokenizer.json"});
+    EXPECT_EQ(std::filesystem::file_size(file), 1U << 20) << "the last trace is still there";
+    const Result result = run("profile -p 4 -n 1 --threads 1 --trace '" + file.string() + "'");
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_TRUE(json::accept(contents(file))) << "and is replaced as a whole";
+}
+
+TEST_F(ProfileCommandTest, AFullStdoutIsTold) {
+    if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "needs /dev/full";
+    for (const char* format : {"", "--json --layers "}) {
+        const std::string command = std::string(HEADLONG_COMMAND) + " profile " + format +
+                                    "-p 4 -n 1 --threads 1 >/dev/full 2>'" + (folder_ / "told").string() + "'";
+        EXPECT_NE(std::system(command.c_str()), 0);
+        EXPECT_EQ(contents((folder_ / "told").string()), "headlong: writing the results failed\n");
+    }
 }
 
 TEST_F(ProfileCommandTest, ATraceThatCannotBeWrittenIsAnError) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "tests/support/refusal.hpp"
@@ -203,6 +204,47 @@ TEST_F(ModelShapeFileTest, FamiliesSpellThingsTheirWay) {
                           {"n_head_kv", 8},      {"multi_query", true}, {"new_decoder_architecture", true}};
     expect_shape(read(falcon_40b), {60, 8192, 128, 8, 64, 64, 0, 0, 0});
 
+    falcon.erase("multi_query");
+    expect_shape(read(falcon), {32, 4544, 71, 1, 64, 64, 18176, 65024, 0});  // true is the default
+    falcon["multi_query"] = false;
+    EXPECT_EQ(read(falcon).kv_heads, 71);
+    falcon.erase("multi_query");
+    falcon["new_decoder_architecture"] = true;
+    EXPECT_EQ(read(falcon).kv_heads, 71);
+
+    const json bloom{{"model_type", "bloom"}, {"n_embed", 64}, {"n_layer", 3}, {"num_attention_heads", 4}};
+    expect_shape(read(bloom), {3, 64, 4, 4, 16, 16, 256, 0, 0});
+
+    json mistral{{"model_type", "mistral"}, {"hidden_size", 64}, {"num_hidden_layers", 3}, {"num_attention_heads", 16}};
+    EXPECT_EQ(read(mistral).kv_heads, 8);
+    mistral["num_key_value_heads"] = nullptr;
+    EXPECT_EQ(read(mistral).kv_heads, 16) << "null is as many as heads";
+    mistral["num_key_value_heads"] = 2;
+    EXPECT_EQ(read(mistral).kv_heads, 2);
+
+    for (const char* type : {"gemma", "gemma2"}) {
+        json gemma{{"model_type", type},
+                   {"hidden_size", 48},
+                   {"num_hidden_layers", 2},
+                   {"num_attention_heads", 16},
+                   {"num_key_value_heads", 2}};
+        EXPECT_EQ(read(gemma).head_dim, 256);
+        gemma["head_dim"] = 24;
+        EXPECT_EQ(read(gemma).head_dim, 24);
+        gemma.erase("num_key_value_heads");
+        EXPECT_EQ(read(gemma).kv_heads, std::string(type) == "gemma" ? 16 : 4);
+    }
+
+    json no_latent = llama;
+    no_latent["kv_lora_rank"] = nullptr;
+    expect_shape(read(no_latent), {3, 64, 8, 2, 8, 8, 100, 1000, 512});
+    for (const json& nothing : {json(0), json(nullptr)}) {
+        no_latent["v_head_dim"] = nothing;
+        expect_shape(read(no_latent), {3, 64, 8, 2, 8, 8, 100, 1000, 512});
+    }
+    no_latent["sliding_window"] = 0;
+    EXPECT_EQ(read(no_latent).sliding_window, 0);
+
     const json deepseek{{"hidden_size", 2048},       {"num_hidden_layers", 27}, {"num_attention_heads", 16},
                         {"num_key_value_heads", 16}, {"kv_lora_rank", 512},     {"qk_nope_head_dim", 128},
                         {"qk_rope_head_dim", 64},    {"v_head_dim", 128}};
@@ -221,6 +263,27 @@ TEST_F(ModelShapeFileTest, FamiliesSpellThingsTheirWay) {
                         {"sliding_window", 1024}}}};
     expect_shape(read(gemma3), {48, 3840, 16, 8, 256, 256, 15360, 262208, 131072});
     EXPECT_EQ(read(gemma3).sliding_window, 1024);
+}
+
+TEST_F(ModelShapeFileTest, DenseDecodersAreKnownByTheirFamily) {
+    json config{{"hidden_size", 64}, {"num_hidden_layers", 3}, {"num_attention_heads", 8}, {"num_key_value_heads", 8}};
+    const auto projections = [&] { return read(config).mlp_projections; };
+    EXPECT_EQ(projections(), 0);
+    for (const auto& [type, count] :
+         {std::pair{"llama", 3}, std::pair{"gemma3_text", 3}, std::pair{"smollm3", 3}, std::pair{"gpt2", 2},
+          std::pair{"starcoder2", 2}, std::pair{"mixtral", 0}, std::pair{"qwen3_moe", 0}, std::pair{"gpt_oss", 0}}) {
+        config["model_type"] = type;
+        EXPECT_EQ(projections(), count) << type;
+    }
+    config["model_type"] = "minicpm";
+    EXPECT_EQ(projections(), 3);
+    config["num_experts"] = 0;
+    EXPECT_EQ(projections(), 3);
+    config["num_experts"] = 8;
+    EXPECT_EQ(projections(), 0);
+    config.erase("num_experts");
+    config["v_head_dim"] = 4;
+    EXPECT_EQ(projections(), 0) << "no family of these has two dims";
 }
 
 TEST_F(ModelShapeFileTest, HostileFilesAreNamed) {
@@ -249,7 +312,17 @@ TEST_F(ModelShapeFileTest, HostileFilesAreNamed) {
     EXPECT_TRUE(says(with("multi_query", 1), "multi_query is 1"));
     EXPECT_TRUE(says(with("text_config", 1), "text_config"));
     EXPECT_TRUE(says(with("text_config", json::object()), "text_config.num_hidden_layers is missing"));
-    EXPECT_TRUE(says(with("vocab_size", 1 << 25), "vocab_size is 33554432"));
+    EXPECT_TRUE(says(with("sliding_window", -1), "sliding_window is -1"));
+    EXPECT_TRUE(says(with("v_head_dim", -1), "v_head_dim is -1"));
+    for (const json& nonsense : {json(1 << 25), json("many"), json(-1), json(0.5), json::array()}) {
+        json config = good;
+        for (const char* key : {"vocab_size", "intermediate_size", "max_position_embeddings"}) config[key] = nonsense;
+        config["head_dim"] = 8;
+        config["hidden_size"] = nonsense;
+        expect_shape(read(config), {3, 0, 8, 8, 8, 8, 0, 0, 0});  // attention needs none of them
+        config.erase("head_dim");
+        EXPECT_TRUE(says(why_bad(config), "hidden_size is"));
+    }
     json wide = good;
     wide["num_attention_heads"] = 1 << 20;
     wide["head_dim"] = 1 << 20;
@@ -261,6 +334,13 @@ TEST_F(ModelShapeFileTest, HostileFilesAreNamed) {
     };
     EXPECT_TRUE(says(broken("heads: 8"), "is not valid JSON"));
     EXPECT_TRUE(says(broken(""), "is not valid JSON"));
+    using namespace std::string_literals;
+    EXPECT_TRUE(
+        says(broken(good.dump() + "\0"s), fmt::format("is not valid JSON at its byte {}", good.dump().size() + 1)))
+        << "a NUL is no end";
+    EXPECT_TRUE(says(broken(good.dump() + "\0]]]"s), "is not valid JSON at its byte"));
+    EXPECT_TRUE(says(broken("{\0}"s), "is not valid JSON at its byte 2"));
+    EXPECT_TRUE(says(broken("{\"a\0\": 1}"s), "is not valid JSON at its byte 4"));
     EXPECT_TRUE(says(broken(std::string(100000, '[')), "nests deeper"));
     EXPECT_TRUE(says(refusal([&] { tools::read_model_shape((folder_ / "absent.json").string()); }, ErrorCode::io),
                      "absent.json"));

@@ -18,6 +18,7 @@
 
 #include "engine/carver.hpp"
 #include "engine/decoder.hpp"
+#include "engine/linear.hpp"
 #include "engine/mapped_file.hpp"
 #include "tools/commands.hpp"
 #include "tools/measure/lists.hpp"
@@ -67,8 +68,51 @@ std::string human(std::uint64_t bytes) {
 struct Target {
     ModelShape shape;
     std::optional<DecoderConfig> decoder;
-    std::string why_unknown;  ///< why there is no decoder
+    std::string why_not;  ///< why there is no decoder
 };
+
+/// What is known of weights and scratch.
+enum class Known : std::uint8_t { exact, estimated, not_known };
+
+const char* to_string(Known known) {
+    return known == Known::exact ? "exact" : known == Known::estimated ? "estimated" : "not known";
+}
+
+Known known_of(const Target& target) {
+    if (target.decoder) return Known::exact;
+    const ModelShape& s = target.shape;
+    const bool sized = s.hidden_size > 0 && s.intermediate_size > 0 && s.vocab_size > 0;
+    return s.mlp_projections > 0 && sized ? Known::estimated : Known::not_known;
+}
+
+/// The linear layers of a dense decoder of such a shape as this engine holds them, without biases: shapes do not tell
+/// of any, and they are some thousandths.
+std::size_t estimated_weights(const ModelShape& s) {
+    std::size_t layer = 0;
+    const auto add = [&](std::int64_t inputs, std::int64_t outputs) {
+        layer = saturating_sum(layer, Linear::bytes_for(inputs, outputs, false));
+    };
+    add(s.hidden_size, s.heads * s.head_dim);
+    add(s.hidden_size, s.kv_heads * s.head_dim);
+    add(s.hidden_size, s.kv_heads * s.value_dim);
+    add(s.heads * s.value_dim, s.hidden_size);
+    for (std::int64_t i = 1; i < s.mlp_projections; ++i) add(s.hidden_size, s.intermediate_size);
+    add(s.intermediate_size, s.hidden_size);
+    return saturating_sum(saturating_product(layer, static_cast<std::size_t>(s.layers)),
+                          Linear::bytes_for(s.hidden_size, s.vocab_size, false));
+}
+
+/// As much of such a decoder as its scratch depends on.
+DecoderConfig scratch_config(const ModelShape& s) {
+    DecoderConfig config;
+    config.hidden_size = s.hidden_size;
+    // the engine's MLP is gated and keeps two rows of that size a token; a plain one would keep one
+    config.intermediate_size = s.mlp_projections == 3 ? s.intermediate_size : (s.intermediate_size + 1) / 2;
+    config.heads = s.heads;
+    config.kv_heads = s.kv_heads;
+    config.head_dim = s.head_dim;
+    return config;
+}
 
 Target target_of(const std::string& config) {
     std::error_code ignored;
@@ -76,7 +120,7 @@ Target target_of(const std::string& config) {
     const bool file = config.ends_with(".json") || config.find('/') != std::string::npos;
     if (!folder && !file && !std::filesystem::exists(config, ignored)) {
         try {
-            return {model_preset(config), {}, "a preset has no config.json to read the weights' sizes from"};
+            return {model_preset(config), {}, "a preset has no config.json to read more from"};
         } catch (const InvalidArgument& error) {
             throw InvalidArgument(fmt::format("CONFIG is no file and no folder, and as a {}", error.what()));
         }
@@ -86,9 +130,9 @@ Target target_of(const std::string& config) {
     try {
         target.decoder = parse_decoder_config(read_text(path, kMostConfigBytes), path);
     } catch (const Unsupported& error) {
-        target.why_unknown = error.what();
+        target.why_not = error.what();
     } catch (const BadFile& error) {  // what the shape does not need
-        target.why_unknown = error.what();
+        target.why_not = error.what();
     }
     return target;
 }
@@ -97,7 +141,7 @@ struct Row {
     std::int64_t depth = 0;
     KvTypes types;
     std::size_t cache = 0;
-    std::optional<std::size_t> scratch = {};  ///< this and the rest: if the engine runs the model
+    std::optional<std::size_t> scratch = {};  ///< this and the rest: unless it is not known
     std::optional<std::size_t> total = {};
     std::optional<bool> fits = {};
 };
@@ -118,9 +162,15 @@ std::size_t cache_bytes(const ModelShape& shape, const KvTypes& types, std::int6
 }
 
 /// Footnotes: what the figures do not say.
-std::vector<std::string> notes_on(const Target& target, const std::vector<std::int64_t>& depths) {
+std::vector<std::string> notes_on(const Target& target, Known known, const std::vector<std::int64_t>& depths) {
     std::vector<std::string> notes;
-    if (!target.decoder) notes.push_back("weights and scratch are not known: " + target.why_unknown);
+    if (known == Known::not_known) notes.push_back("weights and scratch are not known: " + target.why_not);
+    if (known == Known::estimated) {
+        notes.push_back(
+            "weights and scratch are estimates, of the linear layers of a dense decoder of this shape in "
+            "32 bits, without biases: " +
+            target.why_not);
+    }
     if (target.shape.sliding_window > 0) {
         notes.push_back(
             fmt::format("the model has layers with a sliding window of {} tokens; caches of this version keep all "
@@ -165,26 +215,29 @@ int run_memory(const MemoryArguments& arguments) {
         }
     }
 
+    const Known known = known_of(target);
     std::optional<std::size_t> weights;
-    if (target.decoder) {
-        weights = Decoder::weight_bytes(*target.decoder);
+    if (known != Known::not_known) {
+        weights = target.decoder ? Decoder::weight_bytes(*target.decoder) : estimated_weights(shape);
+        const DecoderConfig decoder = target.decoder ? *target.decoder : scratch_config(shape);
         const Context context;
         const std::int64_t chunk = GenerateOptions().prefill_chunk;
         for (Row& row : rows) {
             // what generate() calls with a prompt of this depth: chunks, what is left of it, and tokens one by one
             const std::array calls{std::min(row.depth, chunk), row.depth % chunk, std::int64_t{1}};
-            row.scratch = Decoder::scratch_bytes(context.impl(), *target.decoder, calls);
+            row.scratch = Decoder::scratch_bytes(context.impl(), decoder, calls);
             row.total = saturating_sum(saturating_sum(row.cache, *weights), *row.scratch);
             row.fits = *row.total <= available;
         }
     }
-    const std::vector<std::string> notes = notes_on(target, depths);
+    const std::vector<std::string> notes = notes_on(target, known, depths);
 
     if (arguments.json) {
         nlohmann::ordered_json json;
         json["model"] = {{"name", shape.name},         {"layers", shape.layers},     {"heads", shape.heads},
                          {"kv_heads", shape.kv_heads}, {"head_dim", shape.head_dim}, {"value_dim", shape.value_dim}};
         json["memory"] = {{"total_bytes", memory}, {"available_bytes", available}};
+        json["weights_are"] = to_string(known);  // and so are scratch, total and fits
         json["rows"] = nlohmann::ordered_json::array();
         for (const Row& row : rows) {
             json["rows"].push_back({{"depth", row.depth},
@@ -199,7 +252,9 @@ int run_memory(const MemoryArguments& arguments) {
         fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
         return done;
     }
-    const auto shown = [](const std::optional<std::size_t>& bytes) { return bytes ? human(*bytes) : "not known"; };
+    const auto shown = [&](const std::optional<std::size_t>& bytes) {
+        return bytes ? (known == Known::estimated ? "~" : "") + human(*bytes) : "not known";
+    };
     fmt::print("{}: {} layers, {} heads, {} KV heads, keys of {}, values of {}\n", shape.name, shape.layers,
                shape.heads, shape.kv_heads, shape.head_dim, shape.value_dim);
     fmt::print("{}: {} of memory, {} available\n\n", planned ? "--ram" : "this machine", human(memory),

@@ -2,12 +2,15 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <random>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <fmt/format.h>
@@ -17,6 +20,7 @@
 #include <headlong/kv_cache.hpp>
 #include <headlong/model.hpp>
 
+#include "engine/carver.hpp"
 #include "engine/decoder.hpp"
 #include "engine/limits.hpp"
 #include "engine/mapped_file.hpp"
@@ -42,8 +46,7 @@ struct Lengths {
     std::int64_t steps = 0;
 };
 
-/// What was asked for, or as much of the defaults as the model allows; refuses what it does not, and what does not fit
-/// into memory.
+/// What was asked for, or as much of the defaults as the model allows; refuses what it does not.
 Lengths lengths_of(const ProfileArguments& arguments, const DecoderConfig& config) {
     constexpr std::int64_t kPrompt = 512;
     constexpr std::int64_t kSteps = 64;
@@ -63,16 +66,34 @@ Lengths lengths_of(const ProfileArguments& arguments, const DecoderConfig& confi
         lengths.prompt = std::clamp(most - lengths.steps, std::int64_t{1}, kPrompt);
     }
     if (lengths.prompt > most || lengths.steps > most - lengths.prompt) {
-        throw InvalidArgument(fmt::format("-p {} -n {}: together at most {}, the model's max_position_embeddings",
-                                          lengths.prompt, lengths.steps, most));
-    }
-    const std::size_t needed = KvCache::estimate_bytes(cache_options_of(config), lengths.prompt + lengths.steps);
-    const std::uint64_t available = available_memory();
-    if (needed > available) {
-        throw OutOfMemory(fmt::format("-p {} -n {}: the cache needs {} bytes; {} bytes of memory are available",
-                                      lengths.prompt, lengths.steps, needed, available));
+        // only what was typed is to blame
+        if (!arguments.decode_steps) {
+            throw InvalidArgument(
+                fmt::format("-p {}: at most {}, the model's max_position_embeddings", lengths.prompt, most));
+        }
+        throw InvalidArgument(fmt::format(
+            "{} -n {}: together at most {}, the model's max_position_embeddings",
+            arguments.prompt_tokens ? fmt::format("-p {}", lengths.prompt) : std::string("a prompt of 1 token and"),
+            lengths.steps, most));
     }
     return lengths;
+}
+
+/// Refuses what does not fit into memory, before any of it is allocated.
+void check_memory(Context& context, const DecoderConfig& config, const Lengths& lengths) {
+    const std::size_t cache = KvCache::estimate_bytes(cache_options_of(config), lengths.prompt + lengths.steps);
+    const std::size_t weights = Decoder::weight_bytes(config);
+    const std::array calls{std::min(lengths.prompt, kPrefillChunk), lengths.prompt % kPrefillChunk,
+                           std::min(lengths.steps, std::int64_t{1})};
+    const std::size_t scratch = Decoder::scratch_bytes(context.impl(), config, calls);
+    const std::size_t needed = saturating_sum(saturating_sum(cache, weights), scratch);
+    const std::uint64_t available = available_memory();
+    if (needed > available) {
+        throw OutOfMemory(
+            fmt::format("-p {} -n {}: the cache needs {} bytes, weights {} and scratch {}; {} bytes of "
+                        "memory are available",
+                        lengths.prompt, lengths.steps, cache, weights, scratch, available));
+    }
 }
 
 /// A prompt of valid tokens, and the tokens that follow, computed as often as asked for.
@@ -202,7 +223,8 @@ std::vector<Part> parts_of(const Recorder& recorder, std::optional<std::int64_t>
         const Totals totals = layer ? recorder.totals(kind, *layer) : all;
         waiting += totals.waiting;
         if (all.calls == 0) continue;
-        parts.push_back({kind_name(kind), totals.calls, seconds(totals.time), totals.work.flops, totals.work.bytes});
+        parts.push_back({kind_name(kind), totals.calls, seconds(totals.time), totals.work.flops, totals.work.bytes,
+                         seconds(totals.waiting)});
     }
     parts.push_back({.kind = "waiting", .seconds = seconds(waiting)});
     return parts;
@@ -238,6 +260,7 @@ int run_profile(const ProfileArguments& arguments) {
         std::make_shared<TimedExecutor>(threads == 1 ? make_serial_executor() : make_tbb_executor(threads));
     context_options.executor = executor;
     Context context(context_options);
+    check_memory(context, config, lengths);
     std::optional<TraceFile> trace;
     if (!arguments.trace.empty()) trace.emplace(arguments.trace);
     const Model model = load_model(context, arguments.model);
@@ -305,13 +328,12 @@ int run_profile(const ProfileArguments& arguments) {
                       {"decode", decode.begin, decode.end, &decode.recorder}},
                      *executor);
     }
-    if (arguments.json) {
-        fmt::print(
-            "{}\n",
-            to_json(report, arguments.layers).dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
-    } else {
-        fmt::print("{}", to_text(report, arguments.layers));
-    }
+    const std::string text =
+        arguments.json
+            ? to_json(report, arguments.layers).dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
+                  "\n"
+            : to_text(report, arguments.layers);
+    if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size()) throw IoError("writing the results failed");
     return done;
 }
 

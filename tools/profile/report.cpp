@@ -19,11 +19,11 @@ double sum_of(const std::vector<Part>& parts) {
     return seconds;
 }
 
-/// The share of the machine's limit that a part reached; nothing where no work is counted.
+/// The share of the machine's limit that a part reached in its wall time; nothing where no work is counted.
 std::optional<double> of_limit(const Part& part, const ProfileReport& report) {
     if (part.flops == 0 && part.bytes == 0) return {};
     const double least = std::max(rate(part.flops, report.limit_flops), rate(part.bytes, report.limit_bytes));
-    return per(least, part.seconds);
+    return per(least, part.wall_seconds());
 }
 
 Json parts_json(const std::vector<Part>& parts, double wall, const ProfileReport& report) {
@@ -32,12 +32,13 @@ Json parts_json(const std::vector<Part>& parts, double wall, const ProfileReport
         Json row;
         row["kind"] = part.kind;
         row["seconds"] = part.seconds;
+        row["waiting_seconds"] = part.waiting_seconds;
         row["share"] = per(part.seconds, wall);
         row["calls"] = part.calls;
         row["flops"] = part.flops;
         row["bytes"] = part.bytes;
-        row["gflops"] = rate(part.flops, part.seconds) * 1e-9;
-        row["gbps"] = rate(part.bytes, part.seconds) * 1e-9;
+        row["gflops"] = rate(part.flops, part.wall_seconds()) * 1e-9;
+        row["gbps"] = rate(part.bytes, part.wall_seconds()) * 1e-9;
         const std::optional<double> limit = of_limit(part, report);
         row["of_limit"] = limit ? Json(*limit) : Json(nullptr);
         list.push_back(std::move(row));
@@ -75,14 +76,14 @@ void print_phase(std::string& text, const PhaseReport& phase, const ProfileRepor
         fmt::format_to(out, "  {:<12} {:>10.3f} {:>6.1f}%", kind, seconds * 1e3,
                        100.0 * per(seconds, phase.wall_seconds));
     };
-    fmt::format_to(out, "  {:<12} {:>10} {:>7} {:>8} {:>9} {:>8} {:>9}\n", "kind", "ms", "share", "calls", "GFLOP/s",
-                   "GB/s", "of limit");
+    fmt::format_to(out, "  {:<12} {:>10} {:>7} {:>8} {:>10} {:>9} {:>8} {:>9}\n", "kind", "ms", "share", "calls",
+                   "waiting ms", "GFLOP/s", "GB/s", "of limit");
     for (const Part& part : phase.parts) {
         row(part.kind, part.seconds);
-        if (part.calls > 0) fmt::format_to(out, " {:>8}", part.calls);
+        if (part.calls > 0) fmt::format_to(out, " {:>8} {:>10.3f}", part.calls, part.waiting_seconds * 1e3);
         if (const std::optional<double> limit = of_limit(part, report)) {
-            fmt::format_to(out, " {:>9.2f} {:>8.2f} {:>8.1f}%", rate(part.flops, part.seconds) * 1e-9,
-                           rate(part.bytes, part.seconds) * 1e-9, 100.0 * *limit);
+            fmt::format_to(out, " {:>9.2f} {:>8.2f} {:>8.1f}%", rate(part.flops, part.wall_seconds()) * 1e-9,
+                           rate(part.bytes, part.wall_seconds()) * 1e-9, 100.0 * *limit);
         }
         text += '\n';
     }
@@ -133,7 +134,7 @@ Json to_json(const ProfileReport& report, bool layers) {
                       {"kv_reserved_bytes", report.kv_reserved_bytes},
                       {"scratch_bytes", report.scratch_bytes}};
     json["prefill"] = phase_json(report.prefill, report, layers);
-    json["decode"] = phase_json(report.decode, report, layers);
+    json["decode"] = report.decode_steps > 0 ? phase_json(report.decode, report, layers) : Json(nullptr);
     return json;
 }
 

@@ -20,6 +20,10 @@ struct Part {
     double seconds = 0.0;  ///< without waiting
     std::uint64_t flops = 0;
     std::uint64_t bytes = 0;
+    double waiting_seconds = 0.0;  ///< in its own loops
+
+    /// What rates are over: threads that wait for the slowest one are part of what an operation costs.
+    double wall_seconds() const noexcept { return seconds + waiting_seconds; }
 };
 
 struct LayerParts {
@@ -31,7 +35,7 @@ struct PhaseReport {
     std::string name;
     std::int64_t tokens = 0;
     double wall_seconds = 0.0;
-    std::vector<Part> parts;         ///< the last one is waiting
+    std::vector<Part> parts;         ///< the last one is waiting: the sum of all waiting_seconds, as its seconds
     std::vector<LayerParts> layers;  ///< of the same kinds
     double clock_before = 0.0;       ///< Hz
     double clock_after = 0.0;

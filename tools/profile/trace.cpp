@@ -1,6 +1,9 @@
 #include "tools/profile/trace.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -44,8 +47,23 @@ const Segment* segment_at(const std::vector<TracePhase>& phases, Clock::time_poi
 
 }  // namespace
 
-TraceFile::TraceFile(std::string path) : path_(std::move(path)), file_(std::fopen(path_.c_str(), "wb")) {
-    if (file_ == nullptr) fail(errno);
+TraceFile::TraceFile(std::string path) : path_(std::move(path)) {
+    constexpr int kFlags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC;
+    constexpr mode_t kMode = 0666;  // less the umask, as fopen() has it
+    int descriptor = ::open(path_.c_str(), kFlags | O_EXCL, kMode);
+    unfinished_ = descriptor >= 0;
+    if (descriptor < 0 && errno == EEXIST) descriptor = ::open(path_.c_str(), kFlags, kMode);
+    if (descriptor < 0) fail(errno);
+    file_.reset(::fdopen(descriptor, "ab"));
+    if (file_ == nullptr) {
+        const int error = errno;
+        ::close(descriptor);
+        fail(error);
+    }
+}
+
+TraceFile::~TraceFile() {
+    if (unfinished_) ::unlink(path_.c_str());
 }
 
 void TraceFile::fail(int error) const {
@@ -54,6 +72,7 @@ void TraceFile::fail(int error) const {
 }
 
 void TraceFile::write(const std::vector<TracePhase>& phases, const TimedExecutor& executor) {
+    if (::ftruncate(::fileno(file_.get()), 0) != 0 && errno != EINVAL) fail(errno);  // EINVAL: a pipe or a device
     const char* separator = "{\"traceEvents\":[\n";
     const auto put = [&](const std::string& event) {
         if (std::fputs(std::exchange(separator, ",\n"), file_.get()) < 0 ||
@@ -85,6 +104,7 @@ void TraceFile::write(const std::vector<TracePhase>& phases, const TimedExecutor
                                         executor.dropped_tasks());
     if (std::fputs(end.c_str(), file_.get()) < 0) fail(errno);
     if (std::fclose(file_.release()) != 0) fail(errno);
+    unfinished_ = false;
 }
 
 }  // namespace headlong::tools

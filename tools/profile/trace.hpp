@@ -22,11 +22,15 @@ struct TracePhase {
 /// A file in the Trace Event Format.
 class TraceFile {
   public:
-    /// Opens it for writing, which empties it. Throws IoError.
+    /// Opens it for writing, to find out whether that is possible; what is in it stays until write(). Throws IoError.
     explicit TraceFile(std::string path);
+    /// Removes the file if it is new and write() has not done its work.
+    ~TraceFile();
+    TraceFile(const TraceFile&) = delete;
+    TraceFile& operator=(const TraceFile&) = delete;
 
-    /// Writes a track of phases and their segments, and one track per worker with the tasks that were kept, and closes
-    /// the file. Times count from the first phase. Throws IoError.
+    /// Replaces what is in the file: a track of phases and their segments, and one track per worker with the tasks that
+    /// were kept; and closes it. Times count from the first phase. Throws IoError.
     void write(const std::vector<TracePhase>& phases, const TimedExecutor& executor);
 
   private:
@@ -36,6 +40,7 @@ class TraceFile {
     [[noreturn]] void fail(int error) const;
 
     std::string path_;
+    bool unfinished_ = false;  ///< the file is new, and not written yet
     std::unique_ptr<std::FILE, Closer> file_;
 };
 

@@ -25,7 +25,30 @@ constexpr std::uint64_t kMostParts = std::uint64_t{1} << 20;  // layers, heads, 
 constexpr std::uint64_t kMostSize = std::uint64_t{1} << 24;   // as the engine's reader of config.json allows
 constexpr std::int64_t kMostWidth = std::int64_t{1} << 30;    // of all heads
 
-constexpr std::array kFourTimesHidden{"gpt2", "gptj", "gpt_neo", "gpt_bigcode", "bloom", "falcon", "RefinedWebModel"};
+constexpr std::array kFourTimesHidden{"gpt2",  "gptj",   "gpt_neo",    "gpt_bigcode",
+                                      "bloom", "falcon", "RefinedWeb", "RefinedWebModel"};
+
+// dense decoders by model_type, with a gated MLP and with a plain one
+constexpr std::array kGated{"llama",       "mistral", "qwen2", "qwen3",   "gemma",   "gemma2",
+                            "gemma3_text", "phi3",    "olmo2", "granite", "smollm3", "minicpm"};
+constexpr std::array kPlain{"gpt2", "gpt_neox", "falcon", "RefinedWeb", "RefinedWebModel", "starcoder2", "bloom"};
+
+constexpr Keys kHidden{"hidden_size", "n_embd", "d_model", "n_embed"};
+
+/// What the configuration classes of transformers assume where a file has no such key, unlike what is usual. 0: the
+/// usual.
+struct Defaults {
+    std::string_view type;
+    std::int64_t kv_heads;
+    std::int64_t head_dim;
+};
+constexpr std::array kDefaults{Defaults{"gemma", 16, 256}, Defaults{"gemma2", 4, 256}, Defaults{"gemma3_text", 4, 256},
+                               Defaults{"mistral", 8, 0}};
+
+Defaults defaults_of(std::string_view type) {
+    const auto* const found = std::ranges::find(kDefaults, type, &Defaults::type);
+    return found != kDefaults.end() ? *found : Defaults{type, 0, 0};
+}
 
 std::optional<JsonNode> find(const JsonNode& config, Keys keys) {
     for (const char* key : keys) {
@@ -38,9 +61,12 @@ std::int64_t size_of(const JsonNode& node, std::uint64_t most) {
     return static_cast<std::int64_t>(node.whole_number(most, 1));
 }
 
-std::int64_t size_or(const JsonNode& config, Keys keys, std::uint64_t most, std::int64_t otherwise) {
+/// A size that attention does not need: 0 where there is a key, but no size.
+std::int64_t size_if_usable(const JsonNode& config, Keys keys, std::int64_t otherwise) {
     const auto node = find(config, keys);
-    return node ? size_of(*node, most) : otherwise;
+    if (!node) return otherwise;
+    const bool usable = node->value().is_number_unsigned() && node->value().get<std::uint64_t>() <= kMostSize;
+    return usable ? node->value().get<std::int64_t>() : 0;
 }
 
 JsonNode required(const JsonNode& config, Keys keys) {
@@ -70,7 +96,14 @@ std::int64_t sliding_window_of(const JsonNode& config) {
             return 0;
         }
     }
-    return size_of(*window, kMostSize);
+    return static_cast<std::int64_t>(window->whole_number(kMostSize));  // 0 is none, as some files write it
+}
+
+std::int64_t mlp_projections_of(const JsonNode& config, std::string_view type) {
+    for (const char* key : {"num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"}) {
+        if (const auto experts = config.find(key); experts && experts->value() != 0) return 0;
+    }
+    return std::ranges::count(kGated, type) != 0 ? 3 : std::ranges::count(kPlain, type) != 0 ? 2 : 0;
 }
 
 std::string name_of(const std::string& file) {
@@ -108,19 +141,23 @@ ModelShape read_model_shape(const std::string& path) {
     const std::string type = text_or_nothing(config, "model_type");
     // published Gemma 3 files leave out what is the default of its family
     const bool gemma3 = type == "gemma3_text";
+    const Defaults defaults = defaults_of(type);
 
     ModelShape shape;
     shape.name = name_of(file);
     shape.layers = size_of(required(config, {"num_hidden_layers", "n_layer", "num_layers", "n_layers"}), kMostParts);
-    shape.hidden_size = size_or(config, {"hidden_size", "n_embd", "d_model", "n_embed"}, kMostSize, 0);
+    shape.hidden_size = size_if_usable(config, kHidden, 0);
     const Keys heads_keys{"num_attention_heads", "n_head", "num_heads", "n_heads"};
     shape.heads = gemma3 && !find(config, heads_keys) ? 8 : size_of(required(config, heads_keys), kMostParts);
 
     const bool latent = config.find("kv_lora_rank").has_value();  // MLA, whose expanded form this is
     const bool one_kv_head =
-        config.boolean_or("multi_query", false) && !config.boolean_or("new_decoder_architecture", false);
+        config.boolean_or("multi_query", type == "falcon") && !config.boolean_or("new_decoder_architecture", false);
     const auto kv_heads = kv_heads_node(config);
-    shape.kv_heads = gemma3 ? 4 : shape.heads;
+    shape.kv_heads = shape.heads;
+    if (defaults.kv_heads > 0 && !config.object().contains("num_key_value_heads")) {  // null is as many as heads
+        shape.kv_heads = defaults.kv_heads;
+    }
     if (one_kv_head) {  // whatever num_kv_heads says: Falcon 7B's says 71
         shape.kv_heads = 1;
     } else if (kv_heads && !latent) {
@@ -137,29 +174,33 @@ ModelShape read_model_shape(const std::string& path) {
         static_cast<void>(config.at("v_head_dim"));
     } else if (const auto head_dim = find(config, {"head_dim", "kv_channels"})) {
         shape.head_dim = size_of(*head_dim, kMostParts);
-    } else if (gemma3) {
-        shape.head_dim = 256;
+    } else if (defaults.head_dim > 0) {
+        shape.head_dim = defaults.head_dim;
     } else {
-        const std::int64_t hidden = size_of(required(config, {"hidden_size", "n_embd", "d_model"}), kMostSize);
+        const std::int64_t hidden = size_of(required(config, kHidden), kMostSize);
         if (hidden % shape.heads != 0) {
             required(config, heads_keys)
                 .fail(fmt::format("is {}, without head_dim it must divide hidden_size {}", shape.heads, hidden));
         }
         shape.head_dim = hidden / shape.heads;
     }
-    shape.value_dim = size_or(config, {"v_head_dim"}, kMostParts, shape.head_dim);
+    const auto value_dim = config.find("v_head_dim");
+    // files of families that may have latent attention say 0 where there is none
+    shape.value_dim =
+        value_dim && (latent || value_dim->value() != 0) ? size_of(*value_dim, kMostParts) : shape.head_dim;
     const std::int64_t dim = std::max(shape.head_dim, shape.value_dim);
     if (dim > static_cast<std::int64_t>(kMostParts) || shape.heads * dim > kMostWidth) {
         config.fail(fmt::format("has {} heads of {} elements; allowed are {} elements, and {} in all heads",
                                 shape.heads, dim, kMostParts, kMostWidth));
     }
 
-    shape.intermediate_size = size_or(config, {"intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"}, kMostSize,
-                                      std::ranges::count(kFourTimesHidden, type) * 4 * shape.hidden_size);
-    shape.vocab_size = size_or(config, {"vocab_size", "padded_vocab_size"}, kMostSize, gemma3 ? 262208 : 0);
-    shape.max_positions = size_or(config, {"max_position_embeddings", "n_positions", "max_seq_len", "seq_length"},
-                                  kMostSize, gemma3 ? 131072 : 0);
+    shape.intermediate_size = size_if_usable(config, {"intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"},
+                                             std::ranges::count(kFourTimesHidden, type) * 4 * shape.hidden_size);
+    shape.vocab_size = size_if_usable(config, {"vocab_size", "padded_vocab_size"}, gemma3 ? 262208 : 0);
+    shape.max_positions = size_if_usable(
+        config, {"max_position_embeddings", "n_positions", "max_seq_len", "seq_length"}, gemma3 ? 131072 : 0);
     shape.sliding_window = sliding_window_of(config);
+    if (!latent && shape.value_dim == shape.head_dim) shape.mlp_projections = mlp_projections_of(config, type);
     return shape;
 }
 

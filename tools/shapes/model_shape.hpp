@@ -8,8 +8,8 @@
 
 namespace headlong::tools {
 
-/// What benchmarks and memory plans need to know of a decoder. 0 = the file does not say, which only what attention
-/// does not need may be.
+/// What benchmarks and memory plans need to know of a decoder. 0 = the file does not say, or not as a size, which only
+/// what attention does not need may be.
 struct ModelShape {
     std::string name;
     std::int64_t layers = 0;
@@ -22,6 +22,9 @@ struct ModelShape {
     std::int64_t vocab_size = 0;
     std::int64_t max_positions = 0;
     std::int64_t sliding_window = 0;  ///< of some layers or all; 0 = none
+    /// Of a dense decoder, whose layers have query, key, value and output projections and an MLP: that one's linear
+    /// layers, 3 if it is gated, 2 if not. 0 = not known to be one, as mixtures of experts are not.
+    std::int64_t mlp_projections = 0;
 };
 
 /// The shapes of published models: facts of their config.json.
