@@ -68,9 +68,10 @@ Exit codes: 0 done, 2 a bad call or input.)";
 constexpr const char* kProfileExamples =
     R"(Computes a prompt of pseudo-random tokens and continues it greedily, once untimed and once timed, and shows what
 each kind of operation took, beside the arithmetic and the memory bandwidth that the same threads reach at best.
-MODEL_DIR is as for generate. "waiting" is the time of threads that a loop has no task for, taken off the operation
-whose loop it is. "of limit" can exceed 100% where an operation's weights stay in a nearer cache than the whole model
-does. A trace opens in ui.perfetto.dev.
+MODEL_DIR is as for generate. "waiting" is the time of threads that a loop has no task for; beside each kind it is that
+of the kind's own loops. Rates and "of limit" are over both, ms and waiting ms. "of limit" can exceed 100% where an
+operation's weights stay in a nearer cache than the whole model does. A trace opens in ui.perfetto.dev, and replaces
+FILE only when the run is over.
 
 Examples:
   headlong profile
@@ -84,7 +85,8 @@ constexpr const char* kMemoryExamples =
 cache: 512,2048 or 512-8192*2 or 1-4+1. Nothing is allocated, and no weights need to be there.
 
 cache    the blocks of all layers, as a cache of that type holds them
-weights  as the engine holds them, in 32 bits; the weight file is mapped beside them
+weights  as the engine holds them, in 32 bits; the weight file is mapped beside them. "~" marks estimates: of dense
+         decoders that are presets, or that this version does not run, from their shape and without biases
 scratch  what generating after a prompt of that depth needs, with as many threads as this process may use
 fits     the total is within the memory that is available now, or within --ram
 
@@ -262,7 +264,7 @@ int main(int argc, char** argv) {
     try {
         const int code = headlong::tools::run(argc, argv);
         // results that did not reach their reader are not done
-        if (std::fflush(stdout) != 0) return complain("writing the results failed");
+        if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) return complain("writing the results failed");
         return code;
     } catch (const std::bad_alloc&) {
         return complain("out of memory");

@@ -42,6 +42,10 @@ inline bool emulated() {
     return text != nullptr && std::string_view(text) != "0" && *text != '\0';
 }
 
+/// Whether a test of the engine leaves an instruction set to the native tests: an emulator takes a hundred times as
+/// long, and what is above the kernels does not know which ones it calls.
+inline bool left_to_native_tests(Isa isa) { return emulated() && isa != available_isas().back(); }
+
 }  // namespace headlong::test
 
 /// for (isa in available) { ... } with the name in every failure: HEADLONG_FOR_EACH_ISA(isa) { ... }
