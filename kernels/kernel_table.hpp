@@ -217,10 +217,11 @@ struct SwiGlu {
     std::size_t count;
 };
 
-/// Reads memory and returns the sum of its floats: what bandwidth is measured with.
+/// Reads memory, and returns the sum of all floats that it read: what bandwidth is measured with.
 struct ReadLoop {
     const float* data;           ///< 64-byte aligned
     std::size_t count;           ///< a multiple of kReadFloats
+    std::size_t passes;          ///< how often it is read
     std::size_t prefetch_bytes;  ///< how far ahead lines are asked for; 0: not at all, the processor guesses
 };
 inline constexpr std::size_t kReadFloats = 128;

@@ -29,17 +29,23 @@ HEADLONG_INLINE float total_of(F32 (&sums)[Count]) noexcept {
 
 /// Every lane of every sum gains 2^-20 a round, exactly for 2^24 rounds.
 inline double fma_loop(std::size_t rounds) noexcept {
+    constexpr float kStep = 0x1p-20F;
     F32 sums[kFmaSums];
     HEADLONG_UNROLL for (std::size_t i = 0; i < kFmaSums; ++i) {
         sums[i] = broadcast(0.0F);
         hide(sums[i]);  // or one sum would do for all
     }
-    F32 left = broadcast(0x1p-10F);
-    F32 right = broadcast(0x1p-10F);
+    F32 one = broadcast(1.0F);
+    F32 step = broadcast(kStep);
+    hide(one);
     for (std::size_t round = 0; round < rounds; ++round) {
         HEADLONG_UNROLL for (std::size_t i = 0; i < kFmaSums; ++i) {
-            hide(left);  // or, without fused multiply-add, the product would be computed once for all
-            sums[i] = fma(left, right, sums[i]);
+#if defined(HEADLONG_ISA_GENERIC)
+            sums[i] = fma(sums[i], one, step);  // a product of its own would cost a register, and a copy
+#else
+            hide(step);
+            sums[i] = fma(one, step, sums[i]);
+#endif
         }
     }
     double total = 0.0;
@@ -60,6 +66,7 @@ inline std::uint32_t dot_loop(std::size_t rounds) noexcept {
     }
     DotOperand left = dot_ones();
     DotOperand right = dot_ones();
+    hide(right);  // or a product with 1 would be none
     for (std::size_t round = 0; round < rounds; ++round) {
         HEADLONG_UNROLL for (std::size_t i = 0; i < kDotSums; ++i) {
             hide(left);
@@ -85,18 +92,20 @@ inline float read_loop(const kernels::ReadLoop& a) noexcept {
     F32 sums[kSums];
     HEADLONG_UNROLL for (std::size_t i = 0; i < kSums; ++i) sums[i] = broadcast(0.0F);
     const float* const end = a.data + a.count;
-    if (a.prefetch_bytes == 0) {
-        for (const float* p = a.data; p != end; p += kStep) {
-            HEADLONG_UNROLL for (std::size_t i = 0; i < kSums; ++i) sums[i] = sums[i] + load(p + i * kLanes);
-        }
-    } else {
-        for (const float* p = a.data; p != end; p += kStep) {
-            // an address past the end is never read, only asked for
-            const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(p) + a.prefetch_bytes;
-            HEADLONG_UNROLL for (std::size_t line = 0; line < kLines; ++line) {
-                __builtin_prefetch(reinterpret_cast<const char*>(ahead) + line * 64);
+    for (std::size_t pass = 0; pass < a.passes; ++pass) {
+        if (a.prefetch_bytes == 0) {
+            for (const float* p = a.data; p != end; p += kStep) {
+                HEADLONG_UNROLL for (std::size_t i = 0; i < kSums; ++i) sums[i] = sums[i] + load(p + i * kLanes);
             }
-            HEADLONG_UNROLL for (std::size_t i = 0; i < kSums; ++i) sums[i] = sums[i] + load(p + i * kLanes);
+        } else {
+            for (const float* p = a.data; p != end; p += kStep) {
+                // an address past the end is never read, only asked for
+                const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(p) + a.prefetch_bytes;
+                HEADLONG_UNROLL for (std::size_t line = 0; line < kLines; ++line) {
+                    __builtin_prefetch(reinterpret_cast<const char*>(ahead) + line * 64);
+                }
+                HEADLONG_UNROLL for (std::size_t i = 0; i < kSums; ++i) sums[i] = sums[i] + load(p + i * kLanes);
+            }
         }
     }
     return total_of(sums);

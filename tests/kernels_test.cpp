@@ -1134,7 +1134,8 @@ TEST(LimitsTest, LoopsGiveTheirSums) {
             sum += static_cast<double>(i % 7);
         }
         for (const std::size_t prefetch : {0U, 64U, 4096U}) {
-            EXPECT_EQ(table.read_loop({floats.data(), floats.size(), prefetch}), static_cast<float>(sum));
+            EXPECT_EQ(table.read_loop({floats.data(), floats.size(), 1, prefetch}), static_cast<float>(sum));
+            EXPECT_EQ(table.read_loop({floats.data(), floats.size(), 5, prefetch}), static_cast<float>(5 * sum));
         }
     }
 }
