@@ -1,10 +1,10 @@
 // Runs the rows of a benchmark: interleaved at random, each until its median is steady, with the machine's limits
 // measured in between.
 //
-// A turn of a row: the clock, the limits (multiply-adds; reading as much memory as the row walks through), one untimed
-// run in the first turn and wherever runs are short (others' turns have emptied the caches), timed runs for 10 ms but
-// at least one, the clock again. Turns of all rows that are not steady follow each other in an order that is drawn anew
-// each round, so that a machine that slows down or warms up favours no row.
+// A turn of a row: the clock, the limits (the best of three of multiply-adds, and of reading as much memory as the row
+// walks through), one untimed run in the first turn and wherever runs are short (others' turns have emptied the
+// caches), timed runs for 10 ms but at least one, the clock again. Turns of all rows that are not steady follow each
+// other in an order that is drawn anew each round, so that a machine that slows down or warms up favours no row.
 //
 // Runs of one turn have much in common; turns do not. So a row is steady, with at least 6 turns and 10 runs, once the
 // 95 % confidence interval of the median of its turns' medians is within +-2 %. It ends without being steady once 6
