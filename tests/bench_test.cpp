@@ -518,6 +518,7 @@ TEST_F(BenchTest, CompareAndFail) {
     json report = bench(arguments);
     const auto with_base = [&](double ns, const std::string& more) {
         report["rows"][0]["ns_median"] = ns;
+        report["rows"][0]["ns_min"] = ns;
         report["rows"][0]["throttled"] = false;
         report["rows"][0]["isa"] = "another";
         return run("bench " + arguments + " -o json --compare '" + write("base.json", report.dump()) + "' " + more);

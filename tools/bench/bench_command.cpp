@@ -109,8 +109,17 @@ class Output {
         });
     }
 
-    /// Rows that are too slow get two more chances, whose best is speedup_retried: a slower program is slow each time,
-    /// a disturbed one is not. The row's own figures stay those of the first time.
+    /// What a row is judged by: a slower program is slower at its best, too, and each time; a disturbed one is not.
+    static double best_speedup(const Json& row) {
+        double best = 0.0;
+        for (const char* field : {"speedup", "speedup_min", "speedup_retried"}) {
+            if (row.contains(field) && !row[field].is_null()) best = std::max(best, row[field].get<double>());
+        }
+        return best;
+    }
+
+    /// Rows that are too slow get two more chances, whose best is speedup_retried. The row's own figures stay those of
+    /// the first time.
     void measure_again(const BenchPlan& plan, std::vector<Json>& rows) const {
         for (int retry = 0; retry < 2; ++retry) {
             BenchPlan rest = plan;
@@ -126,16 +135,10 @@ class Output {
             baseline_->compare(again);
             for (std::size_t i = 0; i < below.size(); ++i) {
                 Json& row = rows[below[i]];
-                const double retried = again[i]["speedup"].get<double>();
-                row["speedup_retried"] =
-                    row.contains("speedup_retried") ? std::max(retried, row["speedup_retried"].get<double>()) : retried;
+                const double before = row.contains("speedup_retried") ? row["speedup_retried"].get<double>() : 0.0;
+                row["speedup_retried"] = std::max(before, best_speedup(again[i]));
             }
         }
-    }
-
-    static double best_speedup(const Json& row) {
-        const double first = row["speedup"].get<double>();
-        return row.contains("speedup_retried") ? std::max(first, row["speedup_retried"].get<double>()) : first;
     }
 
     static int judge_deviations(const std::vector<Json>& rows) {

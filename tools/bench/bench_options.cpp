@@ -38,7 +38,9 @@ void add_common(CLI::App& command, BenchArguments& arguments, bool checks) {
     command.add_option("--out", arguments.out, "Write to a file instead of stdout")->type_name("F");
     command.add_option("--compare", arguments.compare, "Compare with an earlier -o json: base / new of the medians")
         ->type_name("BASE.json");
-    command.add_option("--fail-below", arguments.fail_below, "With --compare: exit 1 if a ratio is below")
+    command
+        .add_option("--fail-below", arguments.fail_below,
+                    "With --compare: exit 1 if a row's ratio is below, of medians and of minima")
         ->type_name("X");
     command.add_option("--plot", arguments.plot, "Draw throughput over depth (needs gnuplot)")
         ->type_name("F.svg|F.png");

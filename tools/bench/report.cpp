@@ -258,10 +258,14 @@ void Baseline::compare(std::vector<Json>& rows) const {
         const nlohmann::json* const match = find(row);
         row["base_ns_median"] = nullptr;
         row["speedup"] = nullptr;
+        row["speedup_min"] = nullptr;
         if (match == nullptr) continue;
         const double base = (*match)["ns_median"].get<double>();
         row["base_ns_median"] = base;
         row["speedup"] = base / row["ns_median"].get<double>();
+        if (const nlohmann::json least = field_of(*match, "ns_min"); least.is_number() && row.contains("ns_min")) {
+            row["speedup_min"] = least.get<double>() / row["ns_min"].get<double>();
+        }
         if (field_of(*match, "throttled") == true) row["base_throttled"] = true;
     }
 }

@@ -35,8 +35,8 @@ class Baseline {
     /// whatever the instruction set.
     bool has_any(const std::vector<nlohmann::ordered_json>& rows) const;
 
-    /// Adds base_ns_median and speedup (base / new) to each row; null where the earlier report does not have it. Of
-    /// several instruction sets the same one's counts, else the first.
+    /// Adds base_ns_median, speedup (base / new of the medians) and speedup_min (of the minima) to each row; null where
+    /// the earlier report does not have it. Of several instruction sets the same one's counts, else the first.
     void compare(std::vector<nlohmann::ordered_json>& rows) const;
 
   private:

@@ -70,7 +70,7 @@ struct Runner {
         }
         result.limit_flops = flops_limits.quantile(0.9);
         result.limit_bytes = bytes_limits.quantile(0.9);
-        result.clock_hz = clocks.quantile(0.1);
+        result.clock_hz = clocks.quantile(0.25);
         result.scratch_bytes = context->scratch_bytes();
     }
 

@@ -46,7 +46,7 @@ struct RowResult {
     double bytes = 0.0;
     double limit_flops = 0.0;    ///< per second; of the measurements in the row's turns, the best but for a tenth: a
     double limit_bytes = 0.0;    ///< maximum would grow with the number of turns
-    double clock_hz = 0.0;       ///< the slowest tenth of the turns' (of each, the slower of before and after)
+    double clock_hz = 0.0;       ///< the lower quartile of the turns' (of each, the slower of before and after)
     double best_clock_hz = 0.0;  ///< seen in the process on as many threads
     std::size_t walk_bytes = 0;
     std::size_t kv_bytes = 0;
