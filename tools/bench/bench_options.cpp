@@ -8,7 +8,7 @@ namespace headlong::tools {
 namespace {
 
 constexpr const char* kFooter = R"(LENGTHS, DEPTHS and THREADS are lists: 512,2048 or 512-8192*2 or 1-4+1.
-A row runs until its median is steady (6 turns, 10 runs, 95 % confidence within +-2 %), or, after 6 turns, 3 s of runs
+A row runs until its median is steady (6 turns, 10 runs, 95 % confidence within +-2 %), or, after 6 turns, 6 s of runs
 have passed.
 gflops and gbps are of the median; of_limit is the time that this machine's multiply-adds and memory allow, measured
 between the runs, over the time it took. bench/README.md says what each field is.

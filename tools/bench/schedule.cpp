@@ -22,7 +22,7 @@ constexpr std::size_t kLeastRuns = 10;
 constexpr std::size_t kMostRuns = 20'000;
 constexpr double kSteady = 0.02;
 constexpr double kTurnSeconds = 10e-3;
-constexpr double kRowSeconds = 3.0;
+constexpr double kRowSeconds = 6.0;
 // A run that takes longer than this hardly notices that its first touch of each cache line was a miss.
 constexpr double kWarmUpBelow = 20e-3;
 

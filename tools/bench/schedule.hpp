@@ -8,7 +8,7 @@
 //
 // Runs of one turn have much in common; turns do not. So a row is steady, with at least 6 turns and 10 runs, once the
 // 95 % confidence interval of the median of its turns' medians is within +-2 %. It ends without being steady once 6
-// turns and 3 s of timed runs are over, or 20,000 runs.
+// turns and 6 s of timed runs are over, or 20,000 runs.
 #pragma once
 
 #include <cstddef>
