@@ -643,16 +643,34 @@ TEST_F(BenchTest, PlotProgram) {
 }
 
 TEST_F(BenchTest, Plot) {
-    if (std::system("command -v gnuplot >/dev/null") != 0) GTEST_SKIP() << "gnuplot is not installed";
-    for (const std::string name : {"plot.svg", "plot.png", "|touch pwned;cat>x.svg"}) {
-        const std::string path = (folder_ / name).string();
+    const auto draw = [&](const std::string& name, const std::string& before) {
         const Result result =
             run("bench attention --heads 2 --kv-heads 1 --head-dim 8 -p 8 -d 8,16 -t 1 -r 1 --layers 1 --plot '" +
-                path + "'");
+                    (folder_ / name).string() + "'",
+                before);
         EXPECT_EQ(result.code, 0) << result.err;
-        const std::string picture = contents(path);
-        EXPECT_NE(picture.find(name.ends_with("svg") ? "<svg" : "PNG"), std::string::npos);
+        EXPECT_EQ(result.err, "");
+        return contents((folder_ / name).string());
+    };
+    // a stand-in that shows the program it was given
+    std::filesystem::create_directory(folder_ / "bin");
+    const std::string stand_in = write("bin/gnuplot", "#!/bin/sh\ncat \"$1\"\n");
+    std::filesystem::permissions(stand_in, std::filesystem::perms::owner_all);
+    const std::string path = "PATH='" + (folder_ / "bin").string() + "':\"$PATH\"";
+    EXPECT_NE(draw("plot.svg", path).find("set terminal svg"), std::string::npos);
+    EXPECT_NE(draw("plot.png", path).find("set terminal pngcairo"), std::string::npos);
+    // neither gnuplot nor a shell takes the name for more than a name
+    EXPECT_NE(draw("|touch pwned;cat>x.svg", path).find("set terminal svg"), std::string::npos);
+    EXPECT_EQ(contents((folder_ / "plot.svg").string()).find("touch"), std::string::npos);
+    if (std::system("command -v gnuplot >/dev/null") == 0) {
+        EXPECT_NE(draw("real.svg", "").find("<svg"), std::string::npos);
+        EXPECT_NE(draw("real.png", "").find("PNG"), std::string::npos);
     }
+    write("bin/gnuplot", "#!/bin/sh\nexit 1\n");
+    const Result fails =
+        run("bench attention --heads 2 -d 8 -t 1 -r 1 --layers 1 --plot '" + (folder_ / "no.svg").string() + "'", path);
+    EXPECT_EQ(fails.code, 2);
+    EXPECT_NE(fails.err.find("gnuplot could not draw it"), std::string::npos) << fails.err;
 }
 
 }  // namespace
