@@ -66,7 +66,7 @@ void weighted_rows(benchmark::State& state, Isa isa) {
     const std::size_t rows = argument(state, 0);
     const std::size_t columns = argument(state, 1);
     AlignedFloats weights(rows * kBlockTokens), values(kBlockTokens * columns), out(rows * columns);
-    const float* blocks[kernels::kSpanBlocks] = {values.data()};
+    const void* blocks[kernels::kSpanBlocks] = {values.data()};
     const Work work{.flops = 2.0 * static_cast<double>(rows * columns * kBlockTokens),
                     .bytes = bytes_of(rows * kBlockTokens + kBlockTokens * columns + rows * columns)};
     run(state, one.context, work, [&] {

@@ -2,10 +2,12 @@
 #pragma once
 
 #include "kernels/kernel_table.hpp"
+#include "kernels/source-inl.hpp"
 #include "kernels/tiles-inl.hpp"
 
 namespace headlong::HEADLONG_ISA {
 
+template <class Elements>
 struct DotTile {
     const kernels::DotPanels& a;
 
@@ -15,7 +17,7 @@ struct DotTile {
     HEADLONG_INLINE void operator()(std::size_t row, std::size_t panel) const noexcept {
         constexpr std::size_t kVectors = Panels * kPanelVectors;
         const float* rows = a.rows + row * a.row_stride;
-        const float* panels = a.panels + panel * a.panel_stride;
+        const auto* panels = static_cast<const typename Elements::Element*>(a.panels) + panel * a.panel_stride;
         float* out = a.out + row * a.out_stride + panel * 16;
         const std::size_t columns = a.columns - panel * 16;  // valid ones from here on; the tile may have fewer
         const bool whole = columns >= Panels * 16;
@@ -34,15 +36,13 @@ struct DotTile {
             }
         }
 
-        for (std::size_t k = 0; k < a.depth; ++k) {
-            F32 lanes[kVectors];
-            HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) {
-                lanes[v] = load(panels + v / kPanelVectors * a.panel_stride + k * 16 + v % kPanelVectors * kLanes);
-            }
-            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-                const F32 x = broadcast(rows[r * a.row_stride + k]);
-                HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = fma(x, lanes[v], sums[r][v]);
-            }
+        HEADLONG_UNROLL_4 for (std::size_t k = 0; k < a.depth; ++k) {
+            multiply_add(
+                sums, [&](std::size_t r) noexcept { return broadcast(rows[r * a.row_stride + k]); },
+                [&](std::size_t v) noexcept {
+                    return Elements::load(panels + v / kPanelVectors * a.panel_stride + k * 16 +
+                                          v % kPanelVectors * kLanes);
+                });
         }
 
         if (a.canonical) {
@@ -74,7 +74,8 @@ struct DotTile {
 };
 
 inline void dot_panels(const kernels::DotPanels& a) noexcept {
-    for_tiles(a.row_count, (a.columns + 15) / 16, DotTile{a});
+    with_elements(
+        a.type, [&a](auto elements) { for_tiles(a.row_count, (a.columns + 15) / 16, DotTile<decltype(elements)>{a}); });
 }
 
 }  // namespace headlong::HEADLONG_ISA

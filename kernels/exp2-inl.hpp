@@ -15,16 +15,33 @@ inline constexpr float kExp2C3 = 0x1.c6b752p-5F;
 inline constexpr float kExp2C4 = 0x1.3cea88p-7F;
 inline constexpr float kExp2C5 = 0x1.5bba14p-10F;
 
-/// 2^x for x <= 127. Results under 2^-126 become +0 (so does x = -infinity), a NaN stays NaN, 2^0 is exactly 1.
+/// x[i] = 2^x[i] for x <= 127. Results under 2^-126 become +0 (so does x = -infinity), a NaN stays NaN, 2^0 is
+/// exactly 1. Several are computed side by side, step by step, which hide() keeps the compiler to: one after the other,
+/// chains of dependent operations would fill the scheduler with what has to wait.
+template <std::size_t Count>
+HEADLONG_INLINE void exp2(F32 (&x)[Count]) noexcept {
+    constexpr float kCoefficients[] = {kExp2C4, kExp2C3, kExp2C2, kExp2C1, 1.0F};
+    Power power[Count];
+    F32 f[Count];
+    F32 p[Count];
+    HEADLONG_UNROLL for (std::size_t i = 0; i < Count; ++i) {
+        power[i] = nearest_power(x[i]);
+        f[i] = x[i] - power[i].exponent;
+        p[i] = broadcast(kExp2C5);
+        if constexpr (Count > 1) hide(f[i]);
+    }
+    HEADLONG_UNROLL for (const float coefficient : kCoefficients) {
+        HEADLONG_UNROLL for (std::size_t i = 0; i < Count; ++i) {
+            p[i] = fma(p[i], f[i], broadcast(coefficient));
+            if constexpr (Count > 1) hide(p[i]);
+        }
+    }
+    HEADLONG_UNROLL for (std::size_t i = 0; i < Count; ++i) x[i] = zero_below(x[i], -126.0F, scale(p[i], power[i]));
+}
 HEADLONG_INLINE F32 exp2(F32 x) noexcept {
-    const F32 whole = round_nearest(x);
-    const F32 f = x - whole;
-    F32 p = fma(broadcast(kExp2C5), f, broadcast(kExp2C4));
-    p = fma(p, f, broadcast(kExp2C3));
-    p = fma(p, f, broadcast(kExp2C2));
-    p = fma(p, f, broadcast(kExp2C1));
-    p = fma(p, f, broadcast(1.0F));
-    return zero_below(x, -126.0F, scale_by_power_of_two(p, whole));
+    F32 one[1] = {x};
+    exp2(one);
+    return one[0];
 }
 
 // tanh(x) = x + x z Q(z), z = x^2, for |x| < 0.625: minimax for the relative error, degree 4, found like exp2's, 4.4e-9

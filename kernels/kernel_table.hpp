@@ -17,20 +17,24 @@
 
 namespace headlong::kernels {
 
+/// Element types: IEEE 754 binary32 and binary16, and bfloat16.
+enum class ElementType : std::uint8_t { f32, f16, bf16 };
+
 /// out[r][c] = sum over k < depth of rows[r][k] * panels[c / 16][k][c % 16], for c < columns.
 /// With `accumulate` the sums start from out's contents (a k-blocked linear layer, a bias), otherwise from +0.
 struct DotPanels {
     const float* rows;       ///< [row_count][depth]
     std::size_t row_stride;  ///< floats
     std::size_t row_count;
-    const float* panels;       ///< ceil(columns / 16) panels of [depth][16], 64-byte aligned
-    std::size_t panel_stride;  ///< floats from one panel to the next
+    const void* panels;        ///< ceil(columns / 16) panels of [depth][16] of `type`, 64-byte aligned
+    std::size_t panel_stride;  ///< elements from one panel to the next
     std::size_t depth;
     float* out;              ///< [row_count][columns]; columns past `columns` are not written
     std::size_t out_stride;  ///< floats
     std::size_t columns;
     bool accumulate;
-    bool canonical;  ///< write every NaN as 0x7fc00000 (which one a sum keeps depends on the tile)
+    bool canonical;                       ///< write every NaN as 0x7fc00000 (which one a sum keeps depends on the tile)
+    ElementType type = ElementType::f32;  ///< of the panels; widened in registers, exactly
 };
 
 /// The positions of a span that a row sees: [begin, end), in tokens from the span's start; empty if begin >= end.
@@ -82,20 +86,18 @@ struct WeightedRows {
     const float* weights;       ///< [row_count][512]
     std::size_t weight_stride;  ///< floats
     std::size_t row_count;
-    const float* const* value_blocks;  ///< [8]: the 64 value rows of each block of the span; those that
-                                       ///< [first, last) does not touch may be null
-    std::size_t value_pitch;           ///< floats, a multiple of 16
-    std::uint32_t nonfinite_blocks;    ///< bit b: block b may hold a NaN or infinity; tokens of weight -0.0f
-                                       ///< are then skipped, not multiplied
+    const void* const* value_blocks;  ///< [8]: the 64 value rows of each block of the span; those that
+                                      ///< [first, last) does not touch may be null
+    std::size_t value_pitch;          ///< elements, a multiple of 16
+    std::uint32_t nonfinite_blocks;   ///< bit b: block b may hold a NaN or infinity; tokens of weight -0.0f
+                                      ///< are then skipped, not multiplied
     std::size_t first;
     std::size_t last;
-    std::size_t columns;     ///< a multiple of 16
-    float* out;              ///< [row_count][columns], overwritten
-    std::size_t out_stride;  ///< floats
+    std::size_t columns;                  ///< a multiple of 16
+    float* out;                           ///< [row_count][columns], overwritten
+    std::size_t out_stride;               ///< floats
+    ElementType type = ElementType::f32;  ///< of the values; widened in registers, exactly
 };
-
-/// Element types of the caller's memory: IEEE 754 binary32 and binary16, and bfloat16.
-enum class ElementType : std::uint8_t { f32, f16, bf16 };
 
 /// Rows of a strided tensor: element (i, j) at data + i * row_stride + j * column_stride, strides in elements.
 struct Rows {

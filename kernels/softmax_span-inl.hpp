@@ -13,8 +13,27 @@ inline constexpr float kInfinity = __builtin_inff();
 struct Lanes {
     std::uint32_t begin;
     std::uint32_t end;
-    HEADLONG_INLINE bool all() const noexcept { return begin == 0 && end == kLanes; }
 };
+/// The row sees all of the panels from `token` on.
+HEADLONG_INLINE bool is_whole(kernels::TokenRange range, std::size_t token, std::size_t panels = 1) noexcept {
+    return range.begin <= token && token + panels * 16 <= range.end;
+}
+
+/// Panels whose exponentials are computed side by side: at least 2 registers. 4 would spill where there are 16 in all.
+inline constexpr std::size_t kChainPanels = kPanelVectors < 2 ? 2 : 1;
+
+/// exp2(score - base) in place for whole panels, added to the sums in the order of the panels.
+template <std::size_t Panels>
+HEADLONG_INLINE void weights_of(float* scores, F32 base, F32 (&sums)[kPanelVectors]) noexcept {
+    F32 weights[Panels * kPanelVectors];
+    HEADLONG_UNROLL for (std::size_t v = 0; v < Panels * kPanelVectors; ++v) weights[v] =
+        load(scores + v * kLanes) - base;
+    exp2(weights);
+    HEADLONG_UNROLL for (std::size_t v = 0; v < Panels * kPanelVectors; ++v) {
+        sums[v % kPanelVectors] = sums[v % kPanelVectors] + weights[v];
+        store(scores + v * kLanes, weights[v]);
+    }
+}
 HEADLONG_INLINE Lanes lanes_of(kernels::TokenRange range, std::size_t first_token) noexcept {
     const auto first = static_cast<std::uint32_t>(first_token);
     const auto clamp = [first](std::uint32_t token) noexcept -> std::uint32_t {
@@ -29,10 +48,13 @@ HEADLONG_INLINE float range_maximum(const float* scores, kernels::TokenRange ran
     F32 largest[kPanelVectors];
     HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) largest[v] = broadcast(-kInfinity);
     for (std::size_t token = range.begin / 16 * 16; token < range.end; token += 16) {
+        const bool whole = is_whole(range, token);
         HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {
             F32 s = load(scores + token + v * kLanes);
-            const Lanes lanes = lanes_of(range, token + v * kLanes);
-            if (!lanes.all()) s = select_lanes(lanes.begin, lanes.end, s, broadcast(-kInfinity));
+            if (!whole) {
+                const Lanes lanes = lanes_of(range, token + v * kLanes);
+                s = select_lanes(lanes.begin, lanes.end, s, broadcast(-kInfinity));
+            }
             largest[v] = max(largest[v], s);
         }
     }
@@ -99,17 +121,25 @@ inline void softmax_span(const kernels::SoftmaxSpan& a) noexcept {
         for (std::size_t token = a.first; token < begin && token < a.last; token += kLanes)
             store(scores + token, masked);
         std::size_t token = begin;
-        for (; token < range.end; token += 16) {
-            HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {
-                float* p = scores + token + v * kLanes;
-                F32 weight = exp2(load(p) - base);
-                const Lanes lanes = lanes_of(range, token + v * kLanes);
-                if (bias != nullptr)
-                    weight = select_below(load(bias + token + v * kLanes), -__FLT_MAX__, masked, weight);
-                if (!lanes.all()) weight = select_lanes(lanes.begin, lanes.end, weight, masked);
-                sums[v] = sums[v] + weight;
-                store(p, weight);
+        while (token < range.end) {
+            if (bias == nullptr && is_whole(range, token, kChainPanels)) {
+                weights_of<kChainPanels>(scores + token, base, sums);
+                token += kChainPanels * 16;
+                continue;
             }
+            F32 weights[kPanelVectors];
+            HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) weights[v] =
+                load(scores + token + v * kLanes) - base;
+            exp2(weights);
+            HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {
+                const std::size_t at = token + v * kLanes;
+                const Lanes lanes = lanes_of(range, at);
+                if (bias != nullptr) weights[v] = select_below(load(bias + at), -__FLT_MAX__, masked, weights[v]);
+                weights[v] = select_lanes(lanes.begin, lanes.end, weights[v], masked);
+                sums[v] = sums[v] + weights[v];
+                store(scores + at, weights[v]);
+            }
+            token += 16;
         }
         for (; token < a.last; token += kLanes) store(scores + token, masked);
 

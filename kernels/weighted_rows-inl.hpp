@@ -2,42 +2,57 @@
 #pragma once
 
 #include "kernels/kernel_table.hpp"
+#include "kernels/source-inl.hpp"
 #include "kernels/tiles-inl.hpp"
 
 namespace headlong::HEADLONG_ISA {
 
-/// The tokens [first, last) of one block, added to what `out` holds. The accumulators pass through memory once per
-/// block of 64 tokens, which changes no bit and keeps the block's rows in L1 for all columns.
+/// Many rows keep their sums in registers through all blocks of a span: loading and storing them costs as much as a
+/// dozen tokens. Few rows pass a block at a time: its value rows are then read once from memory, for all columns.
+inline constexpr std::size_t kManyRows = 12;
+
+/// The tokens [first, last), added to what `out` holds: sums may go through memory, which changes no bit.
+template <class Elements>
 struct WeightedTile {
     const kernels::WeightedRows& a;
-    const float* values;  ///< row of token `first`
-    std::size_t first;    ///< token in the span
-    std::size_t count;
-    bool fresh;  ///< nothing has been added yet: start from +0
+    std::size_t first;
+    std::size_t last;
+
+    /// The value rows of the block that holds a token, from that token on.
+    HEADLONG_INLINE const typename Elements::Element* values(std::size_t token) const noexcept {
+        return static_cast<const typename Elements::Element*>(a.value_blocks[token / kernels::kBlockTokens]) +
+               token % kernels::kBlockTokens * a.value_pitch;
+    }
+    /// Where the block of a token ends, or the tokens do.
+    HEADLONG_INLINE std::size_t block_end(std::size_t token) const noexcept {
+        const std::size_t end = (token / kernels::kBlockTokens + 1) * kernels::kBlockTokens;
+        return end < last ? end : last;
+    }
+    /// Nothing has been added yet: start from +0.
+    HEADLONG_INLINE bool fresh() const noexcept { return first == a.first; }
 
     template <std::size_t Rows, std::size_t Panels>
     HEADLONG_INLINE void operator()(std::size_t row, std::size_t panel) const noexcept {
         constexpr std::size_t kVectors = Panels * kPanelVectors;
-        const float* weights = a.weights + row * a.weight_stride + first;
-        const float* value = values + panel * 16;
+        const float* weights = a.weights + row * a.weight_stride;
         float* out = a.out + row * a.out_stride + panel * 16;
 
         F32 sums[Rows][kVectors];
         HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
             HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) {
-                sums[r][v] = fresh ? broadcast(0.0F) : load(out + r * a.out_stride + v * kLanes);
+                sums[r][v] = fresh() ? broadcast(0.0F) : load(out + r * a.out_stride + v * kLanes);
             }
         }
-        for (std::size_t t = 0; t < count; ++t) {
-            F32 columns[kVectors];
-            HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) columns[v] = load(value + v * kLanes);
-            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-                const F32 weight = broadcast(weights[r * a.weight_stride + t]);
-                HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) {
-                    sums[r][v] = fma(weight, columns[v], sums[r][v]);
-                }
+        for (std::size_t token = first; token < last; token = block_end(token)) {
+            const auto* value = values(token) + panel * 16;
+            const float* weight = weights + token;
+            const std::size_t count = block_end(token) - token;
+            HEADLONG_UNROLL_4 for (std::size_t t = 0; t < count; ++t) {
+                multiply_add(
+                    sums, [&](std::size_t r) noexcept { return broadcast(weight[r * a.weight_stride + t]); },
+                    [&](std::size_t v) noexcept { return Elements::load(value + v * kLanes); });
+                value += a.value_pitch;
             }
-            value += a.value_pitch;
         }
         HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
             HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) {
@@ -54,20 +69,22 @@ HEADLONG_INLINE bool is_masked(float weight) noexcept {
 }
 
 /// The same sums in the same order, but a masked token is skipped instead of multiplied: 0 * NaN would be NaN.
-inline void weighted_block_guarded(const WeightedTile& tile) noexcept {
+template <class Elements>
+void weighted_block_guarded(const WeightedTile<Elements>& tile) noexcept {
     const kernels::WeightedRows& a = tile.a;
+    const auto* values = tile.values(tile.first);
     for (std::size_t r = 0; r < a.row_count; ++r) {
         const float* weights = a.weights + r * a.weight_stride + tile.first;
         float* out = a.out + r * a.out_stride;
-        if (tile.fresh) {
+        if (tile.fresh()) {
             for (std::size_t c = 0; c < a.columns; c += kLanes) store(out + c, broadcast(0.0F));
         }
-        for (std::size_t t = 0; t < tile.count; ++t) {
+        for (std::size_t t = 0; t < tile.last - tile.first; ++t) {
             if (is_masked(weights[t])) continue;
-            const float* value = tile.values + t * a.value_pitch;
+            const auto* value = values + t * a.value_pitch;
             const F32 weight = broadcast(weights[t]);
             for (std::size_t c = 0; c < a.columns; c += kLanes) {
-                store(out + c, fma(weight, load(value + c), load(out + c)));
+                store(out + c, fma(weight, Elements::load(value + c), load(out + c)));
             }
         }
     }
@@ -80,19 +97,25 @@ inline void weighted_rows(const kernels::WeightedRows& a) noexcept {
         }
         return;
     }
-    for (std::size_t token = a.first; token < a.last;) {
-        const std::size_t block = token / kernels::kBlockTokens;
-        const std::size_t block_end = (block + 1) * kernels::kBlockTokens;
-        const std::size_t end = block_end < a.last ? block_end : a.last;
-        const float* values = a.value_blocks[block] + token % kernels::kBlockTokens * a.value_pitch;
-        const WeightedTile tile{a, values, token, end - token, token == a.first};
-        if ((a.nonfinite_blocks >> block & 1U) != 0) {
-            weighted_block_guarded(tile);
-        } else {
-            for_tiles(a.row_count, a.columns / 16, tile);
+    with_elements(a.type, [&a](auto elements) {
+        const auto guarded = [&a](std::size_t token) noexcept {
+            return (a.nonfinite_blocks >> token / kernels::kBlockTokens & 1U) != 0;
+        };
+        WeightedTile<decltype(elements)> run{a, a.first, a.last};
+        for (; run.first < a.last; run.first = run.last) {
+            run.last = a.last;  // for block_end()
+            run.last = run.block_end(run.first);
+            if (guarded(run.first)) {
+                weighted_block_guarded(run);
+                continue;
+            }
+            while (a.row_count >= kManyRows && run.last < a.last && !guarded(run.last)) {
+                const std::size_t next = run.last + kernels::kBlockTokens;
+                run.last = next < a.last ? next : a.last;
+            }
+            for_tiles(a.row_count, a.columns / 16, run);
         }
-        token = end;
-    }
+    });
 }
 
 }  // namespace headlong::HEADLONG_ISA

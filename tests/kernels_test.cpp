@@ -554,7 +554,7 @@ TEST(KernelsTestSoftmaxSpan, PlusInfinityMakesTheStateNaN) {
 struct ValueSpan {
     std::size_t pitch;
     std::vector<GuardedFloats> blocks;
-    std::array<const float*, kernels::kSpanBlocks> pointers{};
+    std::array<const void*, kernels::kSpanBlocks> pointers{};
 
     ValueSpan(std::size_t columns, Random& random) : pitch(columns) {
         for (std::size_t b = 0; b < kernels::kSpanBlocks; ++b) {

@@ -119,7 +119,7 @@ class RowBlock {
     /// Where the blocks of one span lie for this KV head.
     struct SpanBlocks {
         const float* keys[kernels::kSpanBlocks] = {};
-        const float* values[kernels::kSpanBlocks] = {};
+        const void* values[kernels::kSpanBlocks] = {};
         std::uint32_t nonfinite = 0;
         bool ready = false;
     };

@@ -5,7 +5,8 @@
 //   kPanelVectors  registers of one panel row of 16 floats
 //   kTileRows      rows of a register tile, kTileVectors accumulators in all (the register plans: README.md)
 //   load, store, broadcast, first_lane, fma, max, divide (correctly rounded: xsimd 8 estimates on NEON)
-//   exp2 pieces    round_nearest(x); scale_by_power_of_two(p, n): p * 2^n for whole n in [-126, 127];
+//   exp2 pieces    nearest_power(x): x rounded to a whole exponent n in [-126, 127], and what scale(p, n), p * 2^n, wants
+//                  of it; of other x an exponent that makes no NaN of a finite x, and a scale that zero_below() hides;
 //                  zero_below(x, limit, y): +0 where x < limit, else y (NaN keeps y)
 //   select_lanes   (begin, end, inside, outside): `inside` in the lanes begin <= i < end
 //   select_below   (x, limit, yes, no): `yes` where x < limit, else `no` (also where x is NaN)
@@ -34,10 +35,18 @@
 
 #if defined(__clang__)
 #define HEADLONG_UNROLL _Pragma("clang loop unroll(full)")
+#define HEADLONG_UNROLL_4 _Pragma("clang loop unroll_count(4)")
 #else
 #define HEADLONG_UNROLL _Pragma("GCC unroll 64")
+#define HEADLONG_UNROLL_4 _Pragma("GCC unroll 4")
 #endif
 #define HEADLONG_INLINE [[gnu::always_inline]] inline
+
+// Adding it rounds a float under 2^22 to a whole number, and leaves that number + 127 (a float's exponent, biased) in
+// the lowest bits of the sum: 1.5 * 2^23 + 127.
+namespace headlong::HEADLONG_ISA {
+inline constexpr float kExponentMagic = 12583039.0F;
+}
 
 #if defined(HEADLONG_ISA_AVX512)
 #include "kernels/simd/native_avx512.hpp"

@@ -12,8 +12,10 @@ using F32 = xsimd::batch<float, xsimd::fma3<xsimd::avx2>>;
 inline constexpr std::size_t kLanes = F32::size;
 static_assert(kLanes == 8);
 
-// 12 accumulators (6 rows x 2 registers) cover latency 4-5 x 2 a cycle; 2 registers of the panel row, 1 broadcast
-inline constexpr std::size_t kTileRows = 6;
+// 12 accumulators (3 rows x the 4 registers of 2 panel rows) cover latency 4-5 x 2 a cycle; 3 broadcasts, 1 register of
+// a panel row. 7 loads for 12 multiply-adds; 6 rows x 2 registers would be 8, and what is dispatched is the bound where
+// another thread shares the core.
+inline constexpr std::size_t kTileRows = 3;
 inline constexpr std::size_t kTileVectors = 12;
 
 HEADLONG_INLINE F32 load(const float* p) noexcept { return _mm256_loadu_ps(p); }
@@ -37,13 +39,16 @@ HEADLONG_INLINE void store_n(float* p, F32 x, std::size_t n) noexcept {
     _mm256_maskstore_ps(p, lane_mask(0, static_cast<std::uint32_t>(n)), x);
 }
 
-HEADLONG_INLINE F32 round_nearest(F32 x) noexcept {
-    return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+struct Power {
+    F32 exponent;
+    F32 factor;
+};
+HEADLONG_INLINE Power nearest_power(F32 x) noexcept {
+    const F32 sum = _mm256_add_ps(x, _mm256_set1_ps(kExponentMagic));
+    return {_mm256_sub_ps(sum, _mm256_set1_ps(kExponentMagic)),
+            _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(sum), 23))};
 }
-HEADLONG_INLINE F32 scale_by_power_of_two(F32 p, F32 n) noexcept {
-    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-    return _mm256_mul_ps(p, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
-}
+HEADLONG_INLINE F32 scale(F32 p, Power n) noexcept { return _mm256_mul_ps(p, n.factor); }
 HEADLONG_INLINE F32 zero_below(F32 x, float limit, F32 y) noexcept {
     return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_LT_OQ), y);
 }

@@ -36,10 +36,13 @@ HEADLONG_INLINE void store_n(float* p, F32 x, std::size_t n) noexcept {
     _mm512_mask_storeu_ps(p, lane_mask(0, static_cast<std::uint32_t>(n)), x);
 }
 
-HEADLONG_INLINE F32 round_nearest(F32 x) noexcept {
-    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+struct Power {
+    F32 exponent;
+};
+HEADLONG_INLINE Power nearest_power(F32 x) noexcept {
+    return {_mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-HEADLONG_INLINE F32 scale_by_power_of_two(F32 p, F32 n) noexcept { return _mm512_scalef_ps(p, n); }
+HEADLONG_INLINE F32 scale(F32 p, Power n) noexcept { return _mm512_scalef_ps(p, n.exponent); }
 HEADLONG_INLINE F32 zero_below(F32 x, float limit, F32 y) noexcept {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), y);
 }

@@ -38,15 +38,15 @@ HEADLONG_INLINE F32 load_n(const float* p, std::size_t n) noexcept {
 }
 HEADLONG_INLINE void store_n(float* p, F32 x, std::size_t n) noexcept { std::memcpy(p, &x, n * sizeof(float)); }
 
-// 1.5 * 2^23: adding it leaves the rounded whole number in the low bits of the sum, for |x| < 2^22
-inline constexpr float kRoundingMagic = 12582912.0F;
-HEADLONG_INLINE F32 round_nearest(F32 x) noexcept {
-    return (x + broadcast(kRoundingMagic)) - broadcast(kRoundingMagic);
+struct Power {
+    F32 exponent;
+    F32 factor;
+};
+HEADLONG_INLINE Power nearest_power(F32 x) noexcept {
+    const F32 sum = x + broadcast(kExponentMagic);
+    return {sum - broadcast(kExponentMagic), from_bits(bits(sum) << 23U)};
 }
-HEADLONG_INLINE F32 scale_by_power_of_two(F32 p, F32 n) noexcept {
-    const U32 whole = bits(n + broadcast(kRoundingMagic)) - 0x4B400000U;
-    return p * from_bits((whole + 127U) << 23U);
-}
+HEADLONG_INLINE F32 scale(F32 p, Power n) noexcept { return p * n.factor; }
 HEADLONG_INLINE F32 zero_below(F32 x, float limit, F32 y) noexcept {
     return select(reinterpret_cast<U32>(x < broadcast(limit)), F32{}, y);
 }

@@ -36,11 +36,16 @@ HEADLONG_INLINE void store_n(float* p, F32 x, std::size_t n) noexcept {
     std::memcpy(p, lanes, n * sizeof(float));
 }
 
-HEADLONG_INLINE F32 round_nearest(F32 x) noexcept { return vrndnq_f32(x); }
-HEADLONG_INLINE F32 scale_by_power_of_two(F32 p, F32 n) noexcept {
-    const int32x4_t exponent = vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127));
-    return vmulq_f32(p, vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23)));
+struct Power {
+    F32 exponent;
+    F32 factor;
+};
+HEADLONG_INLINE Power nearest_power(F32 x) noexcept {
+    const float32x4_t sum = vaddq_f32(x, vdupq_n_f32(kExponentMagic));
+    return {vsubq_f32(sum, vdupq_n_f32(kExponentMagic)),
+            vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(sum), 23))};
 }
+HEADLONG_INLINE F32 scale(F32 p, Power n) noexcept { return vmulq_f32(p, n.factor); }
 HEADLONG_INLINE F32 zero_below(F32 x, float limit, F32 y) noexcept {
     const uint32x4_t below = vcltq_f32(x, vdupq_n_f32(limit));
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), below));
