@@ -36,6 +36,7 @@ struct DotTile {
             }
         }
 
+        if (panel == 0 && row + 2 * Rows <= a.row_count) prefetch_rows<Rows>(rows + Rows * a.row_stride);
         HEADLONG_UNROLL_4 for (std::size_t k = 0; k < a.depth; ++k) {
             multiply_add(
                 sums, [&](std::size_t r) noexcept { return broadcast(rows[r * a.row_stride + k]); },
@@ -62,6 +63,15 @@ struct DotTile {
                     store_n(out + r * a.out_stride + v * kLanes, sums[r][v], lanes_left(columns, v));
                 }
             }
+        }
+    }
+
+    /// Asks for the rows of the next tile: the first panel finds them outside of L1, and where the rows of a matrix lie
+    /// apart the processor does not guess.
+    template <std::size_t Rows>
+    HEADLONG_INLINE void prefetch_rows(const float* next) const noexcept {
+        for (std::size_t k = 0; k < a.depth; k += 16) {
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) __builtin_prefetch(next + r * a.row_stride + k);
         }
     }
 

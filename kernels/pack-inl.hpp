@@ -11,6 +11,18 @@ HEADLONG_INLINE const typename Elements::Element* row_of(const kernels::Rows& ro
     return static_cast<const typename Elements::Element*>(rows.data) + static_cast<std::ptrdiff_t>(i) * rows.row_stride;
 }
 
+/// Asks for a row that will be read soon. Rows of a tensor are often a page or more apart, where the processor does not
+/// guess.
+template <class Elements>
+HEADLONG_INLINE void prefetch_row(const kernels::Rows& rows, std::size_t i) noexcept {
+    if (i >= rows.row_count || rows.column_stride != 1) return;
+    const auto* row = row_of<Elements>(rows, i);
+    for (std::size_t c = 0; c < rows.column_count; c += 64 / sizeof(typename Elements::Element)) {
+        __builtin_prefetch(row + c);
+    }
+}
+inline constexpr std::size_t kRowsAhead = 8;
+
 /// kTransposeColumns columns of 16 rows as floats, in a tile that transposes like a tensor of float.
 template <class Elements>
 HEADLONG_INLINE void transpose_rows(const typename Elements::Element* rows, std::ptrdiff_t stride,
@@ -47,6 +59,7 @@ HEADLONG_INLINE void pack_panel(const kernels::Rows& source, std::size_t row, st
     const auto* rows = row_of<Elements>(source, row);
     std::size_t column = 0;
     if (count == 16 && source.column_stride == 1) {
+        for (std::size_t i = 0; i < 16; ++i) prefetch_row<Elements>(source, row + 16 + i);
         for (; column + kStep <= depth; column += kStep) {
             transpose_rows<Elements>(rows + column, source.row_stride, panel + column * 16);
         }
@@ -102,6 +115,7 @@ inline bool pack_rows(const kernels::PackRows& a) noexcept {
     with_elements(a.source.type, [&a, &probe](auto elements) {
         for (std::size_t row = 0; row < a.source.row_count; ++row) {
             float* out = a.rows + row * a.pitch;
+            prefetch_row<decltype(elements)>(a.source, row + kRowsAhead);
             gather_row<decltype(elements)>(a.source, row, out, [](F32 x) noexcept { return x; });  // the very bits
             for (std::size_t c = a.source.column_count; c < a.pitch; ++c) out[c] = 0.0F;
             for (std::size_t c = 0; c < a.pitch; c += kLanes) probe = fma(load(out + c), broadcast(0.0F), probe);

@@ -56,9 +56,10 @@ Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
     }
     if (longest == 0 || heads_per_kv_head == 0) return;
     block_positions = std::clamp<std::int64_t>(kRowBlock / heads_per_kv_head, 1, longest);
-    // Smaller row blocks where there would not be two for every thread; then the spans are split.
+    // Smaller row blocks where there would not be four for every thread, which even out what causality and other
+    // programs make uneven; then the spans are split.
     const auto concurrency = static_cast<std::int64_t>(context.executor->concurrency());
-    while (concurrency > 1 && items() * row_blocks() < 2 * concurrency && block_rows() > kRowTile &&
+    while (concurrency > 1 && items() * row_blocks() < 4 * concurrency && block_rows() > kRowTile &&
            block_positions > 1) {
         block_positions = ceil_div(block_positions, 2);
     }
@@ -74,6 +75,7 @@ Scratch::Scratch(const Plan& plan, Carver& carver) noexcept {
     sink = take_states(carver, 1, pitch);
     scores = carver.take<float>(size(kRowTile) * kScoreStride);
     ranges = carver.take<kernels::TokenRange>(size(kRowTile));
+    begun = carver.take<bool>(size(ceil_div(plan.block_rows(), kRowTile)));
     slopes = carver.take<float>(size(kRowTile));
     positions = carver.take<float>(size(kRowTile));
     bias = carver.take<float>(plan.masked ? size(kRowTile) * kScoreStride : 0);
@@ -316,16 +318,30 @@ void RowBlock::span_state(const SpanBlocks& blocks, const Tile& tile, const kern
                                  .out_stride = out.stride});
 }
 
-bool RowBlock::fold_span(std::int64_t span, const kernels::States& into) const noexcept {
+void RowBlock::begin_group() const noexcept {
+    std::fill_n(scratch_.begun, size(ceil_div(static_cast<std::int64_t>(rows()), kRowTile)), false);
+}
+
+void RowBlock::fold_span(std::int64_t span) const noexcept {
     SpanBlocks blocks;
     for (std::int64_t row = 0; row < static_cast<std::int64_t>(rows()); row += kRowTile) {
         const Tile tile = tile_at(span, row);
         if (tile.empty()) continue;
         if (!blocks.ready) blocks = blocks_of(span);
-        span_state(blocks, tile, scratch_.tile);
-        plan_.kernels.merge({rows_from(into, size(row)), scratch_.tile, size(tile.count), plan_.layout.pitch()});
+        const kernels::States into = rows_from(scratch_.group, size(row));
+        bool& begun = scratch_.begun[row / kRowTile];
+        span_state(blocks, tile, begun ? scratch_.tile : into);
+        if (begun) plan_.kernels.merge({into, scratch_.tile, size(tile.count), plan_.layout.pitch()});
+        begun = true;
     }
-    return blocks.ready;
+}
+
+void RowBlock::end_group() const noexcept {
+    const auto count = static_cast<std::int64_t>(rows());
+    for (std::int64_t row = 0; row < count; row += kRowTile) {
+        if (scratch_.begun[row / kRowTile]) continue;
+        make_empty(rows_from(scratch_.group, size(row)), size(std::min(kRowTile, count - row)));
+    }
 }
 
 void RowBlock::store_span(std::int64_t span, const kernels::States& out) const noexcept {
@@ -405,8 +421,8 @@ void RowBlock::finish(const kernels::States& states) const noexcept {
             plan_.kernels.merge({state, scratch_.sink, 1, plan_.layout.pitch()});
             lse = problem.sink_logits[head];  // of a row without keys, exactly
         }
-        if (!empty) lse = log_sum_exp(*state.max, *state.sum);
         if (sequence_.lse.base != nullptr) {
+            if (!empty) lse = log_sum_exp(*state.max, *state.sum);
             *reinterpret_cast<float*>(sequence_.lse.at(head, query_row)) = lse;
         }
         if (sequence_.maxima != nullptr) {

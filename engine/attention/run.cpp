@@ -1,6 +1,6 @@
 // The road of a query below the API (engine/README.md has the picture):
 //
-//   row block   up to 512 rows = positions x heads of one KV group, so that a key is read once for the whole group
+//   row block   up to 2048 rows = positions x heads of one KV group, so that a key is read once for the whole group
 //   row tile    48 rows whose scores against one span stay in L2
 //   span        dot_panels -> softmax_span -> weighted_rows gives the tile's state, computed alone from zero
 //   fold        span states into the group's state in ascending order, groups into the total in ascending order
@@ -13,6 +13,7 @@
 #include <atomic>
 #include <limits>
 #include <new>
+#include <utility>
 
 #include "engine/attention/row_block.hpp"
 #include "engine/parallel.hpp"
@@ -24,17 +25,22 @@ namespace {
 void walk(const Plan& plan, Scratch& scratch, std::int64_t item, std::int64_t index) noexcept {
     const RowBlock block(plan, scratch, item, index);
     block.load_query();
-    make_empty(scratch.total, block.rows());
     const Range spans = block.spans();
+    if (spans.empty()) make_empty(scratch.total, block.rows());
     for (std::int64_t span = spans.begin; span < spans.end;) {
+        const bool first_group = span == spans.begin;
         const std::int64_t group_end = std::min((span / kGroup + 1) * kGroup, spans.end);
-        make_empty(scratch.group, block.rows());
-        bool seen = false;
+        block.begin_group();
         for (; span < group_end; ++span) {
             if (plan.problem.stop.stop_requested()) return;
-            seen |= block.fold_span(span, scratch.group);
+            block.fold_span(span);
         }
-        if (seen) plan.kernels.merge({scratch.total, scratch.group, block.rows(), plan.layout.pitch()});
+        block.end_group();
+        if (first_group) {
+            std::swap(scratch.total, scratch.group);
+        } else {
+            plan.kernels.merge({scratch.total, scratch.group, block.rows(), plan.layout.pitch()});
+        }
     }
     block.finish(scratch.total);
 }
