@@ -71,7 +71,7 @@ void weighted_rows(benchmark::State& state, Isa isa) {
                     .bytes = bytes_of(rows * kBlockTokens + kBlockTokens * columns + rows * columns)};
     run(state, one.context, work, [&] {
         one.table.weighted_rows(
-            {weights.data(), kBlockTokens, rows, blocks, columns, 0, 0, kBlockTokens, columns, out.data(), columns});
+            {weights.data(), kBlockTokens, rows, blocks, 0, 0, kBlockTokens, columns, out.data(), columns});
     });
 }
 
@@ -165,13 +165,13 @@ void pack_panels(benchmark::State& state, Isa isa, ElementType type) {
     run(state, one.context, source.copied(), [&] { one.table.pack_panels({source.view(), panels.data(), 0}); });
 }
 
-void pack_rows(benchmark::State& state, Isa isa, ElementType type) {
+void pack_values(benchmark::State& state, Isa isa, ElementType type) {
     OneThread one(isa);
     const std::size_t dim = argument(state, 0);
     Source source(type, kBlockTokens, dim);
-    AlignedFloats rows(kBlockTokens * dim);
+    AlignedFloats values(kBlockTokens * dim);
     run(state, one.context, source.copied(), [&] {
-        benchmark::DoNotOptimize(one.table.pack_rows({source.view(), rows.data(), dim}));
+        benchmark::DoNotOptimize(one.table.pack_values({source.view(), values.data(), 0}));
     });
 }
 
@@ -269,7 +269,7 @@ const bool registered = [] {
         for (const auto& [name, type] : types) {
             add("mask_row", isa, name, mask_row, false, type);
             of_dims(add("pack_panels", isa, name, pack_panels, type));
-            of_dims(add("pack_rows", isa, name, pack_rows, type));
+            of_dims(add("pack_values", isa, name, pack_values, type));
             of_dims(add("scale_rows", isa, name, scale_rows, type));
             of_dims(add("store_rows", isa, name, store_rows, type));
         }

@@ -18,7 +18,8 @@ constexpr std::int64_t kMaxDim = std::int64_t{1} << 20;            // bounds blo
 constexpr std::int64_t kMaxHeads = std::int64_t{1} << 20;  // 2^20 heads * 2^6 tokens * 2^21 dims * 4 bytes = 2^49
 
 kernels::BlockLayout layout_of(const KvShape& shape) noexcept {
-    return {static_cast<std::size_t>(shape.head_dim), static_cast<std::size_t>(shape.value_dim)};
+    return {static_cast<std::size_t>(shape.head_dim), static_cast<std::size_t>(shape.value_dim),
+            element_type(shape.key_type), element_type(shape.value_type)};
 }
 
 void check_range(const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
@@ -50,9 +51,21 @@ void check_shape(const KvShape& shape) {
     check_range("KvShape: value_dim", shape.value_dim, 0, kMaxDim);
     for (const auto& [name, type] :
          {std::pair{"key_type", shape.key_type}, std::pair{"value_type", shape.value_type}}) {
-        if (type != KvType::f32) {
-            throw Unsupported(fmt::format("KvShape: {} {} is not built yet; use f32", name, to_string(type)));
+        if (type != KvType::f32 && type != KvType::f16 && type != KvType::bf16) {
+            throw Unsupported(
+                fmt::format("KvShape: {} {} is not built yet; use f32, f16 or bf16", name, to_string(type)));
         }
+    }
+}
+
+kernels::ElementType element_type(KvType type) noexcept {
+    switch (type) {
+        case KvType::f16:
+            return kernels::ElementType::f16;
+        case KvType::bf16:
+            return kernels::ElementType::bf16;
+        default:
+            return kernels::ElementType::f32;
     }
 }
 
@@ -104,7 +117,7 @@ void BlockPool::Impl::add_slab(std::size_t needed_blocks) {
     if (own_memory_) ask_for_huge_pages(slab->memory, slab->bytes);
     slab->blocks = blocks;
     slab->head_bytes = layout_.bytes();
-    slab->values_offset = layout_.values_offset() * sizeof(float);
+    slab->values_offset = layout_.values_offset();
     for (std::size_t i = blocks; i-- > 0;) free_.push_back({slab.get(), static_cast<std::uint32_t>(i)});
     reserved_bytes_ += slab->bytes;
     blocks_ += blocks;

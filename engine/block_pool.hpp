@@ -1,6 +1,6 @@
 // The pool of blocks behind headlong::BlockPool.
 //
-// A slab is one allocation laid out as [kv_head][block][key panels | value rows], so that consecutive blocks of a
+// A slab is one allocation laid out as [kv_head][block][key panels | value panels], so that consecutive blocks of a
 // head are contiguous. A block is a slab and an index in it. Slabs never move: a reader may use a block while another
 // cache makes the pool grow.
 #pragma once
@@ -22,7 +22,7 @@ struct Slab {
     std::size_t alignment = 0;
     std::size_t blocks = 0;
     std::size_t head_bytes = 0;                 ///< one block of one KV head
-    std::size_t values_offset = 0;              ///< bytes from a head's block to its value rows
+    std::size_t values_offset = 0;              ///< bytes from a head's block to its value panels
     std::unique_ptr<std::uint8_t[]> nonfinite;  ///< [kv_head][block]: the values may hold a NaN or infinity
 };
 
@@ -31,13 +31,10 @@ struct Block {
     Slab* slab = nullptr;
     std::uint32_t index = 0;
 
-    float* keys(std::size_t head) const noexcept {
-        return reinterpret_cast<float*>(slab->memory + (head * slab->blocks + index) * slab->head_bytes);
+    std::byte* keys(std::size_t head) const noexcept {
+        return slab->memory + (head * slab->blocks + index) * slab->head_bytes;
     }
-    float* values(std::size_t head) const noexcept {
-        return reinterpret_cast<float*>(slab->memory + (head * slab->blocks + index) * slab->head_bytes +
-                                        slab->values_offset);
-    }
+    std::byte* values(std::size_t head) const noexcept { return keys(head) + slab->values_offset; }
     std::uint8_t& nonfinite(std::size_t head) const noexcept { return slab->nonfinite[head * slab->blocks + index]; }
 };
 
@@ -76,6 +73,9 @@ class BlockPool::Impl {
 
 /// Throws InvalidArgument or Unsupported unless a pool can hold rows of this shape.
 void check_shape(const KvShape& shape);
+
+/// How kernels see a type that a pool holds.
+kernels::ElementType element_type(KvType type) noexcept;
 
 /// Bytes of one block of that shape; the shape has been checked.
 std::size_t block_bytes_of(const KvShape& shape) noexcept;

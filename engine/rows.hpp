@@ -23,8 +23,8 @@ constexpr kernels::ElementType element_type(DType type) noexcept {
     return kernels::ElementType::f32;
 }
 
-constexpr std::int64_t element_bytes(kernels::ElementType type) noexcept {
-    return type == kernels::ElementType::f32 ? 4 : 2;
+constexpr std::int64_t stride_bytes(kernels::ElementType type) noexcept {
+    return static_cast<std::int64_t>(kernels::element_bytes(type));
 }
 
 /// [heads, rows, columns] of one sequence; strides in elements.
@@ -37,7 +37,7 @@ struct HeadRows {
     std::int64_t column_stride = 1;
 
     Byte* at(std::int64_t head, std::int64_t row) const noexcept {
-        return base + (head * head_stride + row * row_stride) * element_bytes(type);
+        return base + (head * head_stride + row * row_stride) * stride_bytes(type);
     }
     kernels::Rows rows(std::int64_t head, std::int64_t row, std::int64_t count, std::size_t columns) const noexcept {
         return {at(head, row), type, row_stride, column_stride, static_cast<std::size_t>(count), columns};

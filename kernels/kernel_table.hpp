@@ -17,9 +17,6 @@
 
 namespace headlong::kernels {
 
-/// Element types: IEEE 754 binary32 and binary16, and bfloat16.
-enum class ElementType : std::uint8_t { f32, f16, bf16 };
-
 /// out[r][c] = sum over k < depth of rows[r][k] * panels[c / 16][k][c % 16], for c < columns.
 /// With `accumulate` the sums start from out's contents (a k-blocked linear layer, a bias), otherwise from +0.
 struct DotPanels {
@@ -86,9 +83,8 @@ struct WeightedRows {
     const float* weights;       ///< [row_count][512]
     std::size_t weight_stride;  ///< floats
     std::size_t row_count;
-    const void* const* value_blocks;  ///< [8]: the 64 value rows of each block of the span; those that
+    const void* const* value_blocks;  ///< [8]: the value panels of each block of the span; those that
                                       ///< [first, last) does not touch may be null
-    std::size_t value_pitch;          ///< elements, a multiple of 16
     std::uint32_t nonfinite_blocks;   ///< bit b: block b may hold a NaN or infinity; tokens of weight -0.0f
                                       ///< are then skipped, not multiplied
     std::size_t first;
@@ -109,18 +105,30 @@ struct Rows {
     std::size_t column_count;
 };
 
-/// Writes rows as tokens first_lane, first_lane + 1, ... of consecutive panels of [column_count][16].
+/// Writes rows as tokens first_lane, first_lane + 1, ... of consecutive panels of [column_count][16] of `type`: the
+/// very bits where the types are the same floats, else rounded to nearest even.
 struct PackPanels {
     Rows source;
-    float* panels;           ///< 64-byte aligned
+    void* panels;            ///< 64-byte aligned
     std::size_t first_lane;  ///< token of `panels` that row 0 becomes
+    ElementType type = ElementType::f32;
 };
 
-/// Writes rows as value rows from `rows` on, padding columns as 0. Returns whether a value is NaN or infinite.
-struct PackRows {
+/// Writes rows as tokens first_token, first_token + 1, ... of a block's value panels, padding columns as 0, in the same
+/// way. Returns whether a value, as written, is NaN or infinite.
+struct PackValues {
     Rows source;
-    float* rows;        ///< 64-byte aligned
-    std::size_t pitch;  ///< floats
+    void* values;             ///< 64-byte aligned
+    std::size_t first_token;  ///< first_token + rows <= 64
+    ElementType type = ElementType::f32;
+};
+
+/// Widens 16-bit elements to floats, exactly.
+struct Widen {
+    const void* from;
+    ElementType type;
+    float* to;
+    std::size_t count;  ///< a multiple of 16
 };
 
 /// Gathers rows into dense memory and multiplies them by `factor`.
@@ -235,7 +243,8 @@ struct KernelTable {
     void (*softmax_span)(const SoftmaxSpan&) noexcept;
     void (*weighted_rows)(const WeightedRows&) noexcept;
     void (*pack_panels)(const PackPanels&) noexcept;
-    bool (*pack_rows)(const PackRows&) noexcept;
+    bool (*pack_values)(const PackValues&) noexcept;
+    void (*widen)(const Widen&) noexcept;
     void (*merge)(const Merge&) noexcept;
     void (*finish)(const Finish&) noexcept;
     void (*scale_rows)(const ScaleRows&) noexcept;

@@ -51,9 +51,9 @@ constexpr std::size_t transpose_step() noexcept {
 }
 
 /// One panel whose lanes [lane, lane + count) are the rows from `row` on.
-template <class Elements>
-HEADLONG_INLINE void pack_panel(const kernels::Rows& source, std::size_t row, std::size_t count, float* panel,
-                                std::size_t lane) noexcept {
+template <class Elements, class Stored>
+HEADLONG_INLINE void pack_panel(const kernels::Rows& source, std::size_t row, std::size_t count,
+                                typename Stored::Element* panel, std::size_t lane) noexcept {
     constexpr std::size_t kStep = transpose_step<Elements>();
     const std::size_t depth = source.column_count;
     const auto* rows = row_of<Elements>(source, row);
@@ -61,36 +61,48 @@ HEADLONG_INLINE void pack_panel(const kernels::Rows& source, std::size_t row, st
     if (count == 16 && source.column_stride == 1) {
         for (std::size_t i = 0; i < 16; ++i) prefetch_row<Elements>(source, row + 16 + i);
         for (; column + kStep <= depth; column += kStep) {
-            transpose_rows<Elements>(rows + column, source.row_stride, panel + column * 16);
+            if constexpr (sizeof(typename Stored::Element) == sizeof(float)) {
+                transpose_rows<Elements>(rows + column, source.row_stride, panel + column * 16);
+            } else {
+                float tile[16 * kStep];
+                transpose_rows<Elements>(rows + column, source.row_stride, tile);
+                for (std::size_t i = 0; i < 16 * kStep; i += kLanes) {
+                    Stored::store(panel + column * 16 + i, load(tile + i));
+                }
+            }
         }
     } else if (count == 16 && source.row_stride == 1) {  // a transposed tensor: panel rows are contiguous
         for (; column < depth; ++column) {
             const auto* p = rows + static_cast<std::ptrdiff_t>(column) * source.column_stride;
             HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {
-                store(panel + column * 16 + v * kLanes, Elements::load(p + v * kLanes));
+                Stored::store(panel + column * 16 + v * kLanes, Elements::load(p + v * kLanes));
             }
         }
     }
     for (; column < depth; ++column) {
         const auto* p = rows + static_cast<std::ptrdiff_t>(column) * source.column_stride;
-        float* out = panel + column * 16 + lane;
+        auto* out = panel + column * 16 + lane;
         for (std::size_t i = 0; i < count; ++i) {
-            out[i] = Elements::value(p[static_cast<std::ptrdiff_t>(i) * source.row_stride]);
+            out[i] = Stored::element(Elements::value(p[static_cast<std::ptrdiff_t>(i) * source.row_stride]));
         }
     }
 }
 
 inline void pack_panels(const kernels::PackPanels& a) noexcept {
     with_elements(a.source.type, [&a](auto elements) {
-        for (std::size_t row = 0; row < a.source.row_count;) {
-            const std::size_t token = a.first_lane + row;
-            const std::size_t lane = token % 16;
-            const std::size_t left = a.source.row_count - row;
-            const std::size_t count = left < 16 - lane ? left : 16 - lane;
-            pack_panel<decltype(elements)>(a.source, row, count, a.panels + token / 16 * a.source.column_count * 16,
-                                           lane);
-            row += count;
-        }
+        with_elements(a.type, [&a](auto stored) {
+            using Stored = decltype(stored);
+            auto* panels = static_cast<typename Stored::Element*>(a.panels);
+            for (std::size_t row = 0; row < a.source.row_count;) {
+                const std::size_t token = a.first_lane + row;
+                const std::size_t lane = token % 16;
+                const std::size_t left = a.source.row_count - row;
+                const std::size_t count = left < 16 - lane ? left : 16 - lane;
+                pack_panel<decltype(elements), Stored>(a.source, row, count,
+                                                       panels + token / 16 * a.source.column_count * 16, lane);
+                row += count;
+            }
+        });
     });
 }
 
@@ -110,18 +122,47 @@ HEADLONG_INLINE void gather_row(const kernels::Rows& source, std::size_t row, fl
     }
 }
 
-inline bool pack_rows(const kernels::PackRows& a) noexcept {
+/// One row as a token of value panels. The very bits of floats: nothing is computed with them.
+template <class Elements, class Stored>
+HEADLONG_INLINE void pack_value(const kernels::Rows& source, std::size_t row, typename Stored::Element* out) noexcept {
+    const std::size_t columns = source.column_count;
+    const auto* p = row_of<Elements>(source, row);
+    std::size_t c = 0;
+    if (source.column_stride == 1) {
+        for (; c + kLanes <= columns; c += kLanes)
+            Stored::store(out + kernels::value_index(0, c), Elements::load(p + c));
+    }
+    for (; c < columns; ++c) {
+        out[kernels::value_index(0, c)] =
+            Stored::element(Elements::value(p[static_cast<std::ptrdiff_t>(c) * source.column_stride]));
+    }
+    for (; c % 16 != 0; ++c) out[kernels::value_index(0, c)] = 0;
+}
+
+inline bool pack_values(const kernels::PackValues& a) noexcept {
     F32 probe = broadcast(0.0F);  // x * 0 is NaN for NaN and infinity, else a zero
     with_elements(a.source.type, [&a, &probe](auto elements) {
-        for (std::size_t row = 0; row < a.source.row_count; ++row) {
-            float* out = a.rows + row * a.pitch;
-            prefetch_row<decltype(elements)>(a.source, row + kRowsAhead);
-            gather_row<decltype(elements)>(a.source, row, out, [](F32 x) noexcept { return x; });  // the very bits
-            for (std::size_t c = a.source.column_count; c < a.pitch; ++c) out[c] = 0.0F;
-            for (std::size_t c = 0; c < a.pitch; c += kLanes) probe = fma(load(out + c), broadcast(0.0F), probe);
-        }
+        with_elements(a.type, [&a, &probe](auto stored) {
+            using Elements = decltype(elements);
+            using Stored = decltype(stored);
+            for (std::size_t row = 0; row < a.source.row_count; ++row) {
+                auto* out = static_cast<typename Stored::Element*>(a.values) + (a.first_token + row) * 16;
+                prefetch_row<Elements>(a.source, row + kRowsAhead);
+                pack_value<Elements, Stored>(a.source, row, out);
+                for (std::size_t c = 0; c < a.source.column_count; c += kLanes) {
+                    probe = fma(Stored::load(out + kernels::value_index(0, c)), broadcast(0.0F), probe);
+                }
+            }
+        });
     });
     return any_nan(probe);
+}
+
+inline void widen(const kernels::Widen& a) noexcept {
+    with_elements(a.type, [&a](auto elements) {
+        const auto* from = static_cast<const typename decltype(elements)::Element*>(a.from);
+        for (std::size_t i = 0; i < a.count; i += kLanes) store(a.to + i, decltype(elements)::load(from + i));
+    });
 }
 
 inline void scale_rows(const kernels::ScaleRows& a) noexcept {

@@ -1,4 +1,4 @@
-// Weights x value rows: the output of one span. Compiled per instruction set.
+// Weights x value panels: the output of one span. Compiled per instruction set.
 #pragma once
 
 #include "kernels/kernel_table.hpp"
@@ -8,7 +8,7 @@
 namespace headlong::HEADLONG_ISA {
 
 /// Many rows keep their sums in registers through all blocks of a span: loading and storing them costs as much as a
-/// dozen tokens. Few rows pass a block at a time: its value rows are then read once from memory, for all columns.
+/// dozen tokens. Few rows pass a block at a time, so that memory is read from front to back.
 inline constexpr std::size_t kManyRows = 12;
 
 /// The tokens [first, last), added to what `out` holds: sums may go through memory, which changes no bit.
@@ -18,10 +18,10 @@ struct WeightedTile {
     std::size_t first;
     std::size_t last;
 
-    /// The value rows of the block that holds a token, from that token on.
+    /// The first value panel of the block that holds a token, from that token on.
     HEADLONG_INLINE const typename Elements::Element* values(std::size_t token) const noexcept {
         return static_cast<const typename Elements::Element*>(a.value_blocks[token / kernels::kBlockTokens]) +
-               token % kernels::kBlockTokens * a.value_pitch;
+               token % kernels::kBlockTokens * 16;
     }
     /// Where the block of a token ends, or the tokens do.
     HEADLONG_INLINE std::size_t block_end(std::size_t token) const noexcept {
@@ -44,14 +44,16 @@ struct WeightedTile {
             }
         }
         for (std::size_t token = first; token < last; token = block_end(token)) {
-            const auto* value = values(token) + panel * 16;
+            const auto* value = values(token) + panel * kernels::kValuePanel;
             const float* weight = weights + token;
             const std::size_t count = block_end(token) - token;
             HEADLONG_UNROLL_4 for (std::size_t t = 0; t < count; ++t) {
                 multiply_add(
                     sums, [&](std::size_t r) noexcept { return broadcast(weight[r * a.weight_stride + t]); },
-                    [&](std::size_t v) noexcept { return Elements::load(value + v * kLanes); });
-                value += a.value_pitch;
+                    [&](std::size_t v) noexcept {
+                        return Elements::load(value + v / kPanelVectors * kernels::kValuePanel + t * 16 +
+                                              v % kPanelVectors * kLanes);
+                    });
             }
         }
         HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
@@ -81,10 +83,9 @@ void weighted_block_guarded(const WeightedTile<Elements>& tile) noexcept {
         }
         for (std::size_t t = 0; t < tile.last - tile.first; ++t) {
             if (is_masked(weights[t])) continue;
-            const auto* value = values + t * a.value_pitch;
             const F32 weight = broadcast(weights[t]);
             for (std::size_t c = 0; c < a.columns; c += kLanes) {
-                store(out + c, fma(weight, Elements::load(value + c), load(out + c)));
+                store(out + c, fma(weight, Elements::load(values + kernels::value_index(t, c)), load(out + c)));
             }
         }
     }

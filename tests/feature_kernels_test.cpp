@@ -167,16 +167,16 @@ TEST(FeatureKernelsTestHalf, PackingIsThatOfTheWidenedRows) {
             table.pack_panels({narrow, a.data(), lane});
             table.pack_panels({plain, b.data(), lane});
             ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0) << rows << " x " << columns;
-            const std::size_t pitch = kernels::value_pitch(columns);
-            const GuardedFloats c(rows * pitch);
-            const GuardedFloats d(rows * pitch);
-            ASSERT_FALSE(table.pack_rows({narrow, c.data(), pitch}));
-            ASSERT_FALSE(table.pack_rows({plain, d.data(), pitch}));
+            const std::size_t block = kernels::kBlockTokens * kernels::padded_columns(columns);
+            const GuardedFloats c(block);
+            const GuardedFloats d(block);
+            ASSERT_FALSE(table.pack_values({narrow, c.data(), lane}));
+            ASSERT_FALSE(table.pack_values({plain, d.data(), lane}));
             ASSERT_EQ(std::memcmp(c.data(), d.data(), c.size() * sizeof(float)), 0) << rows << " x " << columns;
             // one infinity or NaN anywhere is reported
             source[static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(rows) - 1) * row_stride)] =
                 type == ElementType::f16 ? 0xFC00U : 0x7F81U;
-            ASSERT_TRUE(table.pack_rows({narrow, c.data(), pitch}));
+            ASSERT_TRUE(table.pack_values({narrow, c.data(), lane}));
         }
     }
 }
@@ -187,8 +187,8 @@ TEST(FeatureKernelsTestHalf, SignallingNaNsOfFloatsKeepTheirBitsInACache) {
                                               2U,          3U,          4U,          5U,          6U};
         std::vector<float> rows(bits.size());
         std::memcpy(rows.data(), bits.data(), bits.size() * sizeof(float));
-        const GuardedFloats out(16);
-        EXPECT_TRUE(table_of(isa).pack_rows({{rows.data(), ElementType::f32, 0, 1, 1, rows.size()}, out.data(), 16}));
+        const GuardedFloats out(kernels::kBlockTokens * 16);
+        EXPECT_TRUE(table_of(isa).pack_values({{rows.data(), ElementType::f32, 0, 1, 1, rows.size()}, out.data(), 0}));
         EXPECT_EQ(std::memcmp(out.data(), bits.data(), bits.size() * sizeof(float)), 0);
     }
 }

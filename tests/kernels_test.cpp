@@ -552,19 +552,18 @@ TEST(KernelsTestSoftmaxSpan, PlusInfinityMakesTheStateNaN) {
 // ------------------------------------------------------------------------------------------------- weighted_rows
 
 struct ValueSpan {
-    std::size_t pitch;
     std::vector<GuardedFloats> blocks;
     std::array<const void*, kernels::kSpanBlocks> pointers{};
 
-    ValueSpan(std::size_t columns, Random& random) : pitch(columns) {
+    ValueSpan(std::size_t columns, Random& random) {
         for (std::size_t b = 0; b < kernels::kSpanBlocks; ++b) {
-            blocks.emplace_back(kernels::kBlockTokens * pitch);
+            blocks.emplace_back(kernels::kBlockTokens * columns);
             fill_normal(blocks.back(), random);
             pointers[b] = blocks.back().data();
         }
     }
     float& at(std::size_t token, std::size_t column) const {
-        return blocks[token / kernels::kBlockTokens][token % kernels::kBlockTokens * pitch + column];
+        return blocks[token / kernels::kBlockTokens][kernels::value_index(token % kernels::kBlockTokens, column)];
     }
 };
 
@@ -599,8 +598,8 @@ struct WeightedBuffers {
         }
     }
     void run(const KernelTable& table, const ValueSpan& values) const {
-        table.weighted_rows({weights.data(), stride, rows, values.pointers.data(), values.pitch, nonfinite, first, last,
-                             columns, out.data(), out_stride});
+        table.weighted_rows({weights.data(), stride, rows, values.pointers.data(), nonfinite, first, last, columns,
+                             out.data(), out_stride});
     }
     /// The sums, tokens in ascending order; masked ones skipped. All of `out`, canaries included.
     std::vector<float> expected(Isa isa, const ValueSpan& values) const {
@@ -846,27 +845,35 @@ TEST(KernelsTestPackPanels, AnyStridesAndLanes) {
     }
 }
 
-TEST(KernelsTestPackRows, AnyStrides) {
+TEST(KernelsTestPackValues, AnyStrides) {
     Random random(seed_or(38));
     HEADLONG_TRACE_SEED(random);
     HEADLONG_FOR_EACH_ISA(isa) {
         for_each_source([&](std::size_t rows, std::size_t columns, const Strides& strides, Touch touch) {
             const Source source(rows, columns, strides, touch, random);
-            const std::size_t pitch =
-                kernels::value_pitch(columns) + 16 * static_cast<std::size_t>(random.integer(0, 1));
-            const GuardedFloats packed(rows * pitch);
-            ASSERT_FALSE(table_of(isa).pack_rows({source.rows, packed.data(), pitch}));
-            for (std::size_t i = 0; i < rows; ++i) {
-                for (std::size_t j = 0; j < pitch; ++j) {
-                    ASSERT_TRUE(same_bits(packed[i * pitch + j], j < columns ? source.at(i, j) : 0.0F))
-                        << i << " " << j;
+            const std::size_t padded = kernels::padded_columns(columns);
+            const std::size_t count = std::min(rows, kernels::kBlockTokens);  // a block holds no more
+            const auto first =
+                static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(kernels::kBlockTokens - count)));
+            const GuardedFloats packed(kernels::kBlockTokens * padded);
+            kernels::Rows part = source.rows;
+            part.row_count = count;
+            ASSERT_FALSE(table_of(isa).pack_values({part, packed.data(), first}));
+            for (std::size_t i = 0; i < kernels::kBlockTokens; ++i) {
+                for (std::size_t j = 0; j < padded; ++j) {
+                    const float x = packed[kernels::value_index(i, j)];
+                    if (i < first || i >= first + count) {
+                        ASSERT_TRUE(is_canary(x)) << i << " " << j;
+                    } else {
+                        ASSERT_TRUE(same_bits(x, j < columns ? source.at(i - first, j) : 0.0F)) << i << " " << j;
+                    }
                 }
             }
         });
     }
 }
 
-TEST(KernelsTestPackRows, ReportsEveryNonFiniteValue) {
+TEST(KernelsTestPackValues, ReportsEveryNonFiniteValue) {
     Random random(seed_or(39));
     HEADLONG_TRACE_SEED(random);
     constexpr std::size_t kRows = 3;
@@ -875,10 +882,8 @@ TEST(KernelsTestPackRows, ReportsEveryNonFiniteValue) {
             for (const Strides& strides :
                  {Strides{"dense", static_cast<std::ptrdiff_t>(columns), 1}, Strides{"transposed", 1, kRows}}) {
                 const Source source(kRows, columns, strides, Touch::end, random);
-                const GuardedFloats packed(kRows * kernels::value_pitch(columns));
-                const auto pack = [&] {
-                    return table_of(isa).pack_rows({source.rows, packed.data(), kernels::value_pitch(columns)});
-                };
+                const GuardedFloats packed(kernels::kBlockTokens * kernels::padded_columns(columns));
+                const auto pack = [&] { return table_of(isa).pack_values({source.rows, packed.data(), 61}); };
                 for (std::size_t i = 0; i < kRows; ++i) {
                     for (std::size_t j = 0; j < columns; ++j) {
                         const float before = source.at(i, j);
@@ -920,12 +925,12 @@ TEST(KernelsTestScaleRows, AnyStrides) {
     }
 }
 
-TEST(KernelsTestPackRows, NoRowsOrColumns) {
+TEST(KernelsTestPackValues, NoRowsOrColumns) {
     HEADLONG_FOR_EACH_ISA(isa) {
         const GuardedFloats out(32);
         const kernels::Rows no_rows{nullptr, kernels::ElementType::f32, 4, 1, 0, 4};
         table_of(isa).pack_panels({no_rows, out.data(), 0});
-        EXPECT_FALSE(table_of(isa).pack_rows({no_rows, out.data(), 16}));
+        EXPECT_FALSE(table_of(isa).pack_values({no_rows, out.data(), 0}));
         table_of(isa).scale_rows({no_rows, 2.0F, out.data(), 4});
         for (const float x : out) ASSERT_TRUE(is_canary(x));
     }
@@ -1078,7 +1083,7 @@ TEST(KernelsTestFinish, DividesAndCleans) {
     HEADLONG_TRACE_SEED(random);
     HEADLONG_FOR_EACH_ISA(isa) {
         for (std::size_t columns = 1; columns <= 50; ++columns) {
-            const StateBuffers states = StateBuffers::random(6, kernels::value_pitch(columns), random);
+            const StateBuffers states = StateBuffers::random(6, kernels::padded_columns(columns), random);
             states.at(0, 0) = -0.0F;
             states.at(1, 0) = std::bit_cast<float>(0xFFC12345U);  // NaN with a sign and a payload
             states.at(2, columns - 1) = -kInfinity;
@@ -1086,7 +1091,7 @@ TEST(KernelsTestFinish, DividesAndCleans) {
             states.sum[3] = kNaN;
             states.max[4] = -kInfinity;  // empty, with the output of an empty state
             states.sum[4] = 0.0F;
-            for (std::size_t c = 0; c < kernels::value_pitch(columns); ++c) states.at(4, c) = 0.0F;
+            for (std::size_t c = 0; c < kernels::padded_columns(columns); ++c) states.at(4, c) = 0.0F;
             states.at(5, 0) = -1e-40F;  // its quotient may round to -0
             states.sum[5] = 512.0F;
             const std::size_t stride = columns + static_cast<std::size_t>(random.integer(0, 3));
@@ -1113,7 +1118,7 @@ TEST(KernelsTestTables, NamesAndEntries) {
         const KernelTable& table = table_of(isa);
         EXPECT_STREQ(table.name, to_string(isa));
         EXPECT_TRUE(table.dot_panels && table.softmax_span && table.weighted_rows && table.pack_panels &&
-                    table.pack_rows && table.merge && table.finish && table.scale_rows && table.exp2);
+                    table.pack_values && table.widen && table.merge && table.finish && table.scale_rows && table.exp2);
     }
 }
 

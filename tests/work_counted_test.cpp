@@ -65,10 +65,10 @@ KernelTable counting_table(Isa isa) {
         counts.packed_rows += p.source.row_count;
         forward_to->pack_panels(p);
     };
-    table.pack_rows = [](const kernels::PackRows& p) noexcept {
+    table.pack_values = [](const kernels::PackValues& p) noexcept {
         ++counts.pack_calls;
         counts.packed_rows += p.source.row_count;
-        return forward_to->pack_rows(p);
+        return forward_to->pack_values(p);
     };
     return table;
 }

@@ -347,10 +347,16 @@ CallShape check_cached_queries(std::span<const CachedQuery> queries, const Atten
     return shape;
 }
 
+void set_blocks(const KvCache& cache, std::size_t layer, Sequence& sequence) {
+    sequence.blocks = cache.impl().layer(layer).blocks.data();
+    sequence.key_type = element_type(cache.shape().key_type);
+    sequence.value_type = element_type(cache.shape().value_type);
+}
+
 void set_cached(const CachedQuery& query, const AttentionOptions& options, std::size_t index, Sequence& sequence) {
     const KvCache::Impl::Layer& layer = query.cache->impl().layer(query.layer);
     sequence.query = input_rows(query.query);
-    sequence.blocks = layer.blocks.data();
+    set_blocks(*query.cache, query.layer, sequence);
     apply_options(options, index, {query.query.extents[1], layer.length}, query.mask, sequence);
 }
 

@@ -94,6 +94,8 @@ bool writes_nothing(std::span<const Query> queries) noexcept {
     }
     return true;
 }
+/// Sets where a sequence's keys and values lie in a cache.
+void set_blocks(const KvCache& cache, std::size_t layer, Sequence& sequence);
 /// Sets everything of a sequence but where it writes to. A layer without tokens has no blocks to point to.
 void set_cached(const CachedQuery& query, const AttentionOptions& options, std::size_t index, Sequence& sequence);
 

@@ -264,7 +264,7 @@ void attend_shared_prefix(Context& context, const KvCache& prefix, std::span<con
         whole.positions = stacked.positions;
         whole.kv_len = layer.length;
         whole.kv_end = layer.length;
-        whole.blocks = layer.blocks.data();
+        set_blocks(prefix, queries.front().layer, whole);
         whole.output = stacked_rows<OutputRows>(stacked.prefix_output, rows, shape.value_dim, 0);
         whole.lse = stacked_rows<OutputRows>(stacked.prefix_lse, rows, 1, 0);
         problem.sequences = {&whole, 1};

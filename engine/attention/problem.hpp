@@ -42,8 +42,10 @@ struct Sequence {
 
     std::int64_t kv_len = 0;        ///< live keys
     std::int64_t kv_end = 0;        ///< of them, those from here on are allowed to no query
-    const Block* blocks = nullptr;  ///< of a cache's layer, or ...
-    std::span<const Page> pages;    ///< ... plain memory
+    const Block* blocks = nullptr;  ///< of a cache's layer, of these types, or ...
+    kernels::ElementType key_type = kernels::ElementType::f32;
+    kernels::ElementType value_type = kernels::ElementType::f32;
+    std::span<const Page> pages;  ///< ... plain memory
     MaskRows mask;
 
     OutputRows output;        ///< base is null if not wanted

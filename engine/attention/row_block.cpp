@@ -51,7 +51,8 @@ Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
       masked(false) {
     for (const Sequence& sequence : p.sequences) {
         longest = std::max(longest, sequence.q_len);
-        packs = packs || sequence.blocks == nullptr;
+        packs = packs || sequence.blocks == nullptr || sequence.key_type != kernels::ElementType::f32 ||
+                sequence.value_type != kernels::ElementType::f32;
         masked = masked || sequence.mask.base != nullptr;
     }
     if (longest == 0 || heads_per_kv_head == 0) return;
@@ -67,7 +68,7 @@ Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
 
 Scratch::Scratch(const Plan& plan, Carver& carver) noexcept {
     const std::size_t rows = size(plan.block_rows());
-    const std::size_t pitch = plan.layout.pitch();
+    const std::size_t pitch = plan.layout.columns();
     query = carver.take<float>(rows * plan.layout.head_dim);
     total = take_states(carver, rows, pitch);
     group = take_states(carver, rows, pitch);
@@ -80,7 +81,7 @@ Scratch::Scratch(const Plan& plan, Carver& carver) noexcept {
     positions = carver.take<float>(size(kRowTile));
     bias = carver.take<float>(plan.masked ? size(kRowTile) * kScoreStride : 0);
     bias_rows = carver.take<const float*>(size(kRowTile));
-    packed = carver.take<float>(plan.packs ? kSpanBlocks * kernels::round_up(plan.layout.floats(), kPanelTokens) : 0);
+    packed = carver.take<float>(plan.packs ? kSpanBlocks * plan.layout.bytes() / sizeof(float) : 0);
 }
 
 void RowBlock::load_query() const noexcept {
@@ -141,12 +142,15 @@ RowBlock::SpanBlocks RowBlock::blocks_of(std::int64_t span) const noexcept {
     const std::int64_t span_begin = span * kSpan;
     const Range keys{std::max(keys_.begin - span_begin, std::int64_t{0}), std::min(keys_.end - span_begin, kSpan)};
     SpanBlocks blocks = sequence_.blocks != nullptr ? cached_blocks(span, keys) : packed_blocks(span_begin, keys);
+    if (static_cast<std::int64_t>(rows()) >= kWideningRows) widen(blocks, keys);
     blocks.ready = true;
     return blocks;
 }
 
 RowBlock::SpanBlocks RowBlock::cached_blocks(std::int64_t span, Range keys) const noexcept {
     SpanBlocks blocks;
+    blocks.key_type = sequence_.key_type;
+    blocks.value_type = sequence_.value_type;
     for (std::int64_t b = keys.begin / kBlock; b * kBlock < keys.end; ++b) {
         const Block& block = sequence_.blocks[span * static_cast<std::int64_t>(kSpanBlocks) + b];
         blocks.keys[b] = block.keys(size(kv_head_));
@@ -156,32 +160,61 @@ RowBlock::SpanBlocks RowBlock::cached_blocks(std::int64_t span, Range keys) cons
     return blocks;
 }
 
+void RowBlock::widen(SpanBlocks& blocks, Range keys) const noexcept {
+    const bool keys_too = blocks.key_type != kernels::ElementType::f32;
+    const bool values_too = blocks.value_type != kernels::ElementType::f32;
+    if (!keys_too && !values_too) return;
+    const std::size_t panel = plan_.layout.panel_elements();
+    for (std::int64_t b = keys.begin / kBlock; b * kBlock < keys.end; ++b) {
+        float* block = packed_block(b);
+        // the panels that hold visible tokens: others may hold anything
+        const std::int64_t from = std::max(keys.begin - b * kBlock, std::int64_t{0}) / kPanel;
+        const std::int64_t to = ceil_div(std::min(keys.end - b * kBlock, kBlock), kPanel);
+        if (keys_too) {
+            plan_.kernels.widen({blocks.keys[b] + size(from) * panel * kernels::element_bytes(blocks.key_type),
+                                 blocks.key_type, block + size(from) * panel, size(to - from) * panel});
+            blocks.keys[b] = reinterpret_cast<const std::byte*>(block);
+        }
+        if (values_too) {
+            float* values = block + plan_.layout.key_elements();
+            const auto* stored = static_cast<const std::byte*>(blocks.values[b]);
+            for (std::size_t column = 0; column < plan_.layout.columns(); column += kPanelTokens) {
+                const std::size_t first = kernels::value_index(size(from * kPanel), column);
+                plan_.kernels.widen({stored + first * kernels::element_bytes(blocks.value_type), blocks.value_type,
+                                     values + first, size((to - from) * kPanel) * kPanelTokens});
+            }
+            blocks.values[b] = values;
+        }
+    }
+    blocks.key_type = blocks.value_type = kernels::ElementType::f32;
+}
+
 RowBlock::SpanBlocks RowBlock::packed_blocks(std::int64_t span_begin, Range keys) const noexcept {
     SpanBlocks blocks;
-    const std::size_t pitch = plan_.layout.pitch();
-    const std::size_t panel_floats = plan_.layout.panel_floats();
+    const std::size_t panel = plan_.layout.panel_elements();
     for (std::int64_t b = keys.begin / kBlock; b * kBlock < keys.end; ++b) {
-        float* block = scratch_.packed + size(b) * kernels::round_up(plan_.layout.floats(), kPanelTokens);
-        float* values = block + plan_.layout.values_offset();
+        float* block = packed_block(b);
+        float* values = block + plan_.layout.key_elements();
         // whole panels from the first visible one on; of the last one the tail is cleared like a cache's dead lanes
         const std::int64_t from = std::max(keys.begin - b * kBlock, std::int64_t{0}) / kPanel * kPanel;
         const std::int64_t to = std::min(keys.end - b * kBlock, kBlock);
         if (to % kPanel != 0) {
-            std::fill_n(block + size(to / kPanel) * panel_floats, panel_floats, 0.0F);
-            std::fill(values + size(to) * pitch, values + size(ceil_div(to, kPanel) * kPanel) * pitch, 0.0F);
+            std::fill_n(block + size(to / kPanel) * panel, panel, 0.0F);
+            for (std::size_t column = 0; column < plan_.layout.columns(); column += kPanelTokens) {
+                std::fill(values + kernels::value_index(size(to), column),
+                          values + kernels::value_index(size(ceil_div(to, kPanel) * kPanel), column), 0.0F);
+            }
         }
-        const std::int64_t position = span_begin + b * kBlock + from;
-        if (pack(position, to - from, block, size(from), values + size(from) * pitch)) {
+        if (pack(span_begin + b * kBlock + from, to - from, block, size(from))) {
             blocks.nonfinite |= 1U << static_cast<unsigned>(b);
         }
-        blocks.keys[b] = block;
+        blocks.keys[b] = reinterpret_cast<const std::byte*>(block);
         blocks.values[b] = values;
     }
     return blocks;
 }
 
-bool RowBlock::pack(std::int64_t position, std::int64_t count, float* keys, std::size_t lane,
-                    float* values) const noexcept {
+bool RowBlock::pack(std::int64_t position, std::int64_t count, float* block, std::size_t token) const noexcept {
     bool nonfinite = false;
     const auto holds = [](std::int64_t at, const Page& page) noexcept { return at < page.end; };
     for (auto page = std::upper_bound(sequence_.pages.begin(), sequence_.pages.end(), position, holds); count > 0;
@@ -189,13 +222,12 @@ bool RowBlock::pack(std::int64_t position, std::int64_t count, float* keys, std:
         const std::int64_t part = std::min(count, page->end - position);
         if (part == 0) continue;
         const std::int64_t row = position - page->begin;
-        plan_.kernels.pack_panels({page->key.rows(kv_head_, row, part, plan_.layout.head_dim), keys, lane});
-        nonfinite |= plan_.kernels.pack_rows(
-            {page->value.rows(kv_head_, row, part, plan_.layout.value_dim), values, plan_.layout.pitch()});
+        plan_.kernels.pack_panels({page->key.rows(kv_head_, row, part, plan_.layout.head_dim), block, token});
+        nonfinite |= plan_.kernels.pack_values({page->value.rows(kv_head_, row, part, plan_.layout.value_dim),
+                                                block + plan_.layout.key_elements(), token});
         position += part;
         count -= part;
-        lane += size(part);
-        values += size(part) * plan_.layout.pitch();
+        token += size(part);
     }
     return nonfinite;
 }
@@ -221,7 +253,7 @@ RowBlock::Tile RowBlock::tile_at(std::int64_t span, std::int64_t row) const noex
         if (tile.masked && begin < end) {
             // of keys before the first column there is no element to point to
             const std::int64_t key = std::max(span_begin + begin - mask.first_key, std::int64_t{0});
-            const std::int64_t bytes = mask.boolean ? 1 : element_bytes(mask.type);
+            const std::int64_t bytes = mask.boolean ? 1 : stride_bytes(mask.type);
             const std::byte* data =
                 mask.base +
                 (head_of(row + r) * mask.head_stride + query_row * mask.row_stride + key * mask.key_stride) * bytes;
@@ -290,14 +322,16 @@ void RowBlock::dot(const SpanBlocks& blocks, const Tile& tile) const noexcept {
         plan_.kernels.dot_panels({.rows = scratch_.query + size(tile.row) * depth,
                                   .row_stride = depth,
                                   .row_count = size(tile.count),
-                                  .panels = blocks.keys[b] + size(from / kPanel) * plan_.layout.panel_floats(),
-                                  .panel_stride = plan_.layout.panel_floats(),
+                                  .panels = blocks.keys[b] + size(from / kPanel) * plan_.layout.panel_elements() *
+                                                                 kernels::element_bytes(blocks.key_type),
+                                  .panel_stride = plan_.layout.panel_elements(),
                                   .depth = depth,
                                   .out = scratch_.scores + b * kBlock + from,
                                   .out_stride = kScoreStride,
                                   .columns = size(to - from),
                                   .accumulate = false,
-                                  .canonical = false});
+                                  .canonical = false,
+                                  .type = blocks.key_type});
     }
 }
 
@@ -309,13 +343,13 @@ void RowBlock::span_state(const SpanBlocks& blocks, const Tile& tile, const kern
                                  .weight_stride = kScoreStride,
                                  .row_count = size(tile.count),
                                  .value_blocks = blocks.values,
-                                 .value_pitch = plan_.layout.pitch(),
                                  .nonfinite_blocks = blocks.nonfinite,
                                  .first = size(tile.first),
                                  .last = size(tile.last),
-                                 .columns = plan_.layout.pitch(),
+                                 .columns = plan_.layout.columns(),
                                  .out = out.output,
-                                 .out_stride = out.stride});
+                                 .out_stride = out.stride,
+                                 .type = blocks.value_type});
 }
 
 void RowBlock::begin_group() const noexcept {
@@ -331,7 +365,7 @@ void RowBlock::fold_span(std::int64_t span) const noexcept {
         const kernels::States into = rows_from(scratch_.group, size(row));
         bool& begun = scratch_.begun[row / kRowTile];
         span_state(blocks, tile, begun ? scratch_.tile : into);
-        if (begun) plan_.kernels.merge({into, scratch_.tile, size(tile.count), plan_.layout.pitch()});
+        if (begun) plan_.kernels.merge({into, scratch_.tile, size(tile.count), plan_.layout.columns()});
         begun = true;
     }
 }
@@ -382,7 +416,7 @@ void RowBlock::write_scores(std::int64_t span, const OutputRows& out, bool weigh
                 scores[t] = std::isnan(scores[t]) ? std::numeric_limits<float>::quiet_NaN() : scores[t] + 0.0F;
             }
             OutputRows place = out;
-            place.base = out.at(head, query_row) + span_begin * out.column_stride * element_bytes(out.type);
+            place.base = out.at(head, query_row) + span_begin * out.column_stride * stride_bytes(out.type);
             store_rows(plan_.kernels, scores, 0, 1, tokens, place, 0, 0);
         }
     }
@@ -418,7 +452,7 @@ void RowBlock::finish(const kernels::States& states) const noexcept {
         if (problem.sink_logits != nullptr && problem.sink_logits[head] > -kInfinity) {
             *scratch_.sink.max = problem.sink_logits[head] * problem.unit;
             *scratch_.sink.sum = 1.0F;
-            plan_.kernels.merge({state, scratch_.sink, 1, plan_.layout.pitch()});
+            plan_.kernels.merge({state, scratch_.sink, 1, plan_.layout.columns()});
             lse = problem.sink_logits[head];  // of a row without keys, exactly
         }
         if (sequence_.lse.base != nullptr) {

@@ -18,6 +18,9 @@ inline constexpr auto kGroup = static_cast<std::int64_t>(kernels::kGroupSpans);
 // A span of plain keys and values is packed once per row block: strided rows come from memory a line at a time, and
 // took a tenth of the time of 512 rows of 128 floats. 2048 rows of them are 3 MiB of states and queries.
 inline constexpr std::int64_t kRowBlock = 2048;
+// From so many rows on, 16-bit keys and values are widened once per span; fewer rows widen them in registers, again for
+// every register tile. The copy of a span costs as much as a quarter of the arithmetic of 48 rows.
+inline constexpr std::int64_t kWideningRows = 48;
 // 48 rows are whole register tiles of 6 and of 3; their scores (48 x 528 x 4 = 99 KiB) leave most of L2 to the span.
 inline constexpr std::int64_t kRowTile = 48;
 // Not 512: rows a multiple of 2 KiB apart would meet in two sets of an L1 of 64 sets x 64 bytes.
@@ -45,7 +48,7 @@ struct Plan {
     std::int64_t heads_per_kv_head;
     std::int64_t longest;          ///< q_len
     std::int64_t block_positions;  ///< positions of a row block
-    bool packs;                    ///< some sequence is of plain memory
+    bool packs;                    ///< some sequence is of plain memory, or widened
     bool masked;                   ///< some sequence has a mask
 
     Plan(const Context::Impl& context, const AttentionProblem& problem) noexcept;
@@ -73,7 +76,7 @@ struct Scratch {
     float* positions;             ///< [row tile]
     float* bias;                  ///< [row tile][score stride], with a mask
     const float** bias_rows;      ///< [row tile]
-    float* packed;                ///< 8 blocks of plain keys and values
+    float* packed;                ///< 8 blocks of floats: plain keys and values, or widened ones
 
     Scratch(const Plan& plan, Carver& carver) noexcept;
 
@@ -121,10 +124,12 @@ class RowBlock {
     void finish(const kernels::States& states) const noexcept;
 
   private:
-    /// Where the blocks of one span lie for this KV head.
+    /// Where the blocks of one span lie for this KV head, and what they are of.
     struct SpanBlocks {
-        const float* keys[kernels::kSpanBlocks] = {};
+        const std::byte* keys[kernels::kSpanBlocks] = {};
         const void* values[kernels::kSpanBlocks] = {};
+        kernels::ElementType key_type = kernels::ElementType::f32;
+        kernels::ElementType value_type = kernels::ElementType::f32;
         std::uint32_t nonfinite = 0;
         bool ready = false;
     };
@@ -155,10 +160,15 @@ class RowBlock {
     /// The span's blocks: in place in a cache, or packed into scratch.
     SpanBlocks blocks_of(std::int64_t span) const noexcept;
     SpanBlocks cached_blocks(std::int64_t span, Range keys) const noexcept;
+    void widen(SpanBlocks& blocks, Range keys) const noexcept;
+    /// Block b of the scratch.
+    float* packed_block(std::int64_t b) const noexcept {
+        return scratch_.packed + size(b) * (plan_.layout.bytes() / sizeof(float));
+    }
     SpanBlocks packed_blocks(std::int64_t span_begin, Range keys) const noexcept;
-    /// Packs the tokens [position, position + count) of the pages: keys from lane `lane` of `keys` on, values as rows
-    /// from `values` on. Returns whether a value is NaN or infinite.
-    bool pack(std::int64_t position, std::int64_t count, float* keys, std::size_t lane, float* values) const noexcept;
+    /// Packs the tokens [position, position + count) of the pages as the tokens from `token` on of a block. Returns
+    /// whether a value is NaN or infinite.
+    bool pack(std::int64_t position, std::int64_t count, float* block, std::size_t token) const noexcept;
 
     /// What a tile's rows see of a span, left in scratch: ranges, and with a mask biases.
     Tile tile_at(std::int64_t span, std::int64_t row) const noexcept;

@@ -39,7 +39,7 @@ void walk(const Plan& plan, Scratch& scratch, std::int64_t item, std::int64_t in
         if (first_group) {
             std::swap(scratch.total, scratch.group);
         } else {
-            plan.kernels.merge({scratch.total, scratch.group, block.rows(), plan.layout.pitch()});
+            plan.kernels.merge({scratch.total, scratch.group, block.rows(), plan.layout.columns()});
         }
     }
     block.finish(scratch.total);
@@ -75,9 +75,9 @@ struct SplitItem {
 
     SplitItem(const Plan& plan, Carver& carver) noexcept {
         const std::size_t rows = size(plan.block_rows());
-        spans = take_states(carver, kernels::kGroupSpans * rows, plan.layout.pitch());
-        group = take_states(carver, rows, plan.layout.pitch());
-        total = take_states(carver, rows, plan.layout.pitch());
+        spans = take_states(carver, kernels::kGroupSpans * rows, plan.layout.columns());
+        group = take_states(carver, rows, plan.layout.columns());
+        total = take_states(carver, rows, plan.layout.columns());
         left = carver.take<std::atomic<std::int64_t>>(1);
     }
 
@@ -148,9 +148,9 @@ bool run_split(Context::Impl& context, Workspace& workspace, const Plan& plan) {
             make_empty(item.group, rows);
             for (std::int64_t span = std::max(wave.begin, spans.begin); span < std::min(wave.end, spans.end); ++span) {
                 plan.kernels.merge(
-                    {item.group, rows_from(item.spans, size(span % kGroup) * rows), rows, plan.layout.pitch()});
+                    {item.group, rows_from(item.spans, size(span % kGroup) * rows), rows, plan.layout.columns()});
             }
-            plan.kernels.merge({item.total, item.group, rows, plan.layout.pitch()});
+            plan.kernels.merge({item.total, item.group, rows, plan.layout.columns()});
             if (group == last_group) block.finish(item.total);
         });
         if (plan.problem.stop.stop_requested()) return false;
