@@ -169,6 +169,7 @@ inline void scale_rows(const kernels::ScaleRows& a) noexcept {
     const F32 factor = broadcast(a.factor);
     with_elements(a.source.type, [&a, factor](auto elements) {
         for (std::size_t row = 0; row < a.source.row_count; ++row) {
+            prefetch_row<decltype(elements)>(a.source, row + kRowsAhead);
             gather_row<decltype(elements)>(a.source, row, a.out + row * a.out_stride,
                                            [factor](F32 x) noexcept { return x * factor; });
         }

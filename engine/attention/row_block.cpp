@@ -19,6 +19,13 @@ float log_sum_exp(float max, float sum) noexcept {
     return std::isnan(lse) ? std::numeric_limits<float>::quiet_NaN() : static_cast<float>(lse);
 }
 
+// Rows of an output are often a page or more apart: a write would wait for memory that the processor did not foresee.
+constexpr std::int64_t kRowsAhead = 8;
+
+void ask_to_write(const std::byte* row, std::size_t bytes) noexcept {
+    for (std::size_t i = 0; i < bytes; i += kernels::kAlignment) __builtin_prefetch(row + i, 1);
+}
+
 }  // namespace
 
 kernels::States take_states(Carver& carver, std::size_t rows, std::size_t pitch) noexcept {
@@ -465,6 +472,9 @@ void RowBlock::finish(const kernels::States& states) const noexcept {
         }
         const OutputRows& output = sequence_.output;
         if (output.base == nullptr) continue;
+        if (const std::int64_t ahead = row + kRowsAhead; ahead < static_cast<std::int64_t>(rows())) {
+            ask_to_write(output.at(head_of(ahead), query_row_of(ahead)), columns * kernels::element_bytes(output.type));
+        }
         if (output.type == kernels::ElementType::f32 && output.column_stride == 1) {
             plan_.kernels.finish({state, 1, columns, reinterpret_cast<float*>(output.at(head, query_row)), 0});
         } else {
