@@ -62,6 +62,12 @@ constexpr std::int64_t kNormFlops = 4;
 constexpr std::int64_t kRotaryFlops = 3;
 constexpr std::int64_t kActivationFlops = 5;
 
+WeightType stored_type(const FileTensor& weight) noexcept {
+    return weight.type == FileType::f16    ? WeightType::f16
+           : weight.type == FileType::bf16 ? WeightType::bf16
+                                           : WeightType::f32;
+}
+
 }  // namespace
 
 KvCacheOptions cache_options_of(const DecoderConfig& config) {
@@ -128,7 +134,7 @@ class Decoder::Segments {
 };
 
 Decoder::Decoder(Context::Impl& context, std::pmr::memory_resource& memory, DecoderConfig config,
-                 std::shared_ptr<const SafetensorsFile> weights)
+                 std::shared_ptr<const SafetensorsFile> weights, std::optional<WeightType> type)
     : config_(std::move(config)),
       weights_(std::move(weights)),
       rotary_(RotaryOptions{.head_dim = config_.head_dim, .theta = config_.rope_theta}) {
@@ -138,7 +144,7 @@ Decoder::Decoder(Context::Impl& context, std::pmr::memory_resource& memory, Deco
     const auto linear = [&](const std::string& name, std::int64_t inputs, std::int64_t outputs, bool has_bias) {
         const FileTensor& weight = file.take(name + ".weight", {outputs, inputs});
         const FileTensor* bias = has_bias ? &file.take(name + ".bias", {outputs}) : nullptr;
-        return Linear(context, memory, weight, bias);
+        return Linear(context, memory, weight, bias, type.value_or(stored_type(weight)));
     };
     const auto norm = [&](const std::string& name) { return to_floats(file.take(name, {c.hidden_size})); };
 
@@ -161,19 +167,20 @@ Decoder::Decoder(Context::Impl& context, std::pmr::memory_resource& memory, Deco
     }
     final_norm_ = norm(names.final_norm);
     if (c.tied_embeddings) {
-        head_ = std::make_unique<Linear>(context, memory, *embedding_, nullptr);
+        head_ =
+            std::make_unique<Linear>(context, memory, *embedding_, nullptr, type.value_or(stored_type(*embedding_)));
     } else {
         head_ = std::unique_ptr<Linear>(new Linear(linear(names.head, c.hidden_size, c.vocab_size, false)));
     }
     file.refuse_rest(c.tied_embeddings, names.head);
 }
 
-std::size_t Decoder::weight_bytes(const DecoderConfig& c) noexcept {
+std::size_t Decoder::weight_bytes(const DecoderConfig& c, std::optional<WeightType> type) noexcept {
     const std::int64_t width = c.heads * c.head_dim;
     const std::int64_t kv_width = c.kv_heads * c.head_dim;
     std::size_t layer = 0;
     const auto add = [&](std::int64_t inputs, std::int64_t outputs, bool has_bias) {
-        layer = saturating_sum(layer, Linear::bytes_for(inputs, outputs, has_bias));
+        layer = saturating_sum(layer, Linear::bytes_for(inputs, outputs, has_bias, type.value_or(c.stored_type)));
     };
     add(c.hidden_size, width, c.attention_bias);
     add(c.hidden_size, kv_width, c.attention_bias);
@@ -183,13 +190,26 @@ std::size_t Decoder::weight_bytes(const DecoderConfig& c) noexcept {
     add(c.hidden_size, c.intermediate_size, c.mlp_bias);
     add(c.intermediate_size, c.hidden_size, c.mlp_bias);
     return saturating_sum(saturating_product(layer, size(c.layers)),
-                          Linear::bytes_for(c.hidden_size, c.vocab_size, false));
+                          Linear::bytes_for(c.hidden_size, c.vocab_size, false, type.value_or(c.stored_type)));
+}
+
+std::size_t Decoder::weight_bytes() const noexcept {
+    std::size_t bytes = head_->bytes();
+    for (const auto& layer : layers_) {
+        for (const Linear* linear : {&layer->query, &layer->key, &layer->value, &layer->attention_output, &layer->gate,
+                                     &layer->up, &layer->down}) {
+            bytes += linear->bytes();
+        }
+    }
+    return bytes;
 }
 
 std::size_t Decoder::scratch_bytes(const Context::Impl& context, const DecoderConfig& c,
-                                   std::span<const std::int64_t> token_counts) noexcept {
+                                   std::span<const std::int64_t> token_counts,
+                                   std::optional<WeightType> type) noexcept {
     std::size_t rows = 0;
     AttentionScratch attention;
+    Linear::Scratch linear;
     for (const std::int64_t tokens : token_counts) {  // buffers grow to the most that any call needs of them
         if (tokens == 0) continue;
         const Block block;
@@ -203,11 +223,18 @@ std::size_t Decoder::scratch_bytes(const Context::Impl& context, const DecoderCo
         problem.sequences = {&sequence, 1};
         const AttentionScratch of_call = attention_scratch(context, problem);
         rows = std::max(rows, Activations::bytes(c, tokens));
+        for (const std::int64_t inputs : {c.hidden_size, c.heads * c.head_dim, c.intermediate_size}) {
+            const Linear::Scratch of_layer = Linear::scratch(context, inputs, tokens, type.value_or(c.stored_type));
+            linear.workers = std::max(linear.workers, of_layer.workers);
+            linear.quantised = std::max(linear.quantised, of_layer.quantised);
+        }
         attention.workers = std::max(attention.workers, of_call.workers);
         attention.states = std::max(attention.states, of_call.states);
     }
     if (rows == 0) return 0;
-    return saturating_sum(saturating_sum(rows, list_bytes(1, 0)), saturating_sum(attention.workers, attention.states));
+    return saturating_sum(
+        saturating_sum(saturating_sum(rows, list_bytes(1, 0)), saturating_sum(linear.workers, linear.quantised)),
+        saturating_sum(attention.workers, attention.states));
 }
 
 void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
@@ -265,7 +292,7 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
     const auto apply = [&](Operation operation, std::int64_t layer, const Linear& linear, const float* x,
                            std::int64_t rows, float* y, std::int64_t y_stride, Linear::Into into) {
         segments.begin(operation, layer, 2 * linear.inputs() * linear.outputs() * rows, linear.bytes());
-        linear.apply(impl, x, linear.inputs(), rows, y, y_stride, into);
+        linear.apply(impl, *workspace, x, linear.inputs(), rows, y, y_stride, into);
     };
     const auto project = [&](std::int64_t layer, const Linear& linear, const float* x, float* y,
                              Linear::Into into = Linear::Into::overwrite) {

@@ -6,6 +6,7 @@
 #include <headlong/kv_cache.hpp>
 #include <headlong/rotary.hpp>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -34,8 +35,9 @@ struct ForwardHooks {
 class Decoder {
   public:
     /// Throws BadFile, naming the tensor, if one is missing, superfluous, or of another shape or type.
+    /// Without `type` the linear layers store their weights as the file does.
     Decoder(Context::Impl& context, std::pmr::memory_resource& memory, DecoderConfig config,
-            std::shared_ptr<const SafetensorsFile> weights);
+            std::shared_ptr<const SafetensorsFile> weights, std::optional<WeightType> type = {});
 
     const DecoderConfig& config() const noexcept { return config_; }
 
@@ -45,14 +47,18 @@ class Decoder {
     void forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
                  std::int64_t logit_rows, std::int64_t logit_stride, const ForwardHooks& hooks = {}) const;
 
-    /// Bytes that a decoder of such a description takes from its memory resource. (Beside them, its weight file is
+    /// Bytes that a decoder of such a description takes from its memory resource, with weights of `type` or, without
+    /// one, as the description says that they are stored. (Beside them, its weight file is
     /// mapped, or held by whoever opened it.)
-    static std::size_t weight_bytes(const DecoderConfig& config) noexcept;
+    static std::size_t weight_bytes(const DecoderConfig& config, std::optional<WeightType> type = {}) noexcept;
+    /// What this decoder took.
+    std::size_t weight_bytes() const noexcept;
 
     /// Bytes of scratch that a context holds after calls of forward() with these numbers of tokens, one at a time,
     /// whatever the caches held before.
     static std::size_t scratch_bytes(const Context::Impl& context, const DecoderConfig& config,
-                                     std::span<const std::int64_t> token_counts) noexcept;
+                                     std::span<const std::int64_t> token_counts,
+                                     std::optional<WeightType> type = {}) noexcept;
 
   private:
     struct Layer {

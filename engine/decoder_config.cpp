@@ -266,6 +266,12 @@ DecoderConfig parse_decoder_config(std::string_view text, const std::string& nam
     config.attention_bias = reader.flag("attention_bias", false);
     config.mlp_bias = reader.flag("mlp_bias", false);
     config.tied_embeddings = reader.flag("tie_word_embeddings", false);
+    for (const char* key : {"torch_dtype", "dtype"}) {
+        const Json* type = reader.find(key);
+        if (type == nullptr) continue;
+        if (*type == "float16") config.stored_type = WeightType::f16;
+        if (*type == "bfloat16") config.stored_type = WeightType::bf16;
+    }
     if (const Json* act = reader.find("hidden_act"); act != nullptr && *act != "silu" && *act != "swish") {
         reader.unsupported("hidden_act", fmt::format("is {}; this version handles only 'silu'", Reader::shown(*act)));
     }

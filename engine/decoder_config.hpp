@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <headlong/model.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -42,7 +43,9 @@ struct DecoderConfig {
     double rope_theta = 0.0;  ///< rotary embedding of the halves of a whole head
     bool attention_bias = false;
     bool mlp_bias = false;
-    bool tied_embeddings = false;        ///< the output head is the embedding
+    bool tied_embeddings = false;  ///< the output head is the embedding
+    /// How the weight file stores the linear layers, by config.json's word; the file's own decides when it is loaded.
+    WeightType stored_type = WeightType::f32;
     std::optional<std::int32_t> bos_id;  ///< the token that begins a text
     std::vector<std::int32_t> eos_ids;   ///< tokens that end a text; may be empty
 };

@@ -1,6 +1,11 @@
 #include "engine/linear.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
+#include <headlong/error.hpp>
+#include <span>
 
 #include "engine/parallel.hpp"
 #include "engine/validate.hpp"
@@ -8,111 +13,269 @@
 namespace headlong {
 namespace {
 
+using kernels::ElementType;
 using kernels::kPanelTokens;
 
-// 256 inputs of 8 panels are 128 KiB: they stay in L2 while the rows pass. Sums reload from y between slices of the
-// depth, which changes no bit.
+// From so many rows on, a slice of the rows is packed, and 16-bit weights are widened, before they are multiplied:
+// fewer rows do not pay for it, and the weights' way from memory bounds them anyway.
+constexpr std::size_t kManyRows = 16;
+// A slice of 256 inputs: 144 rows of it (156 KiB, whole register tiles of 3, 6 and 12) stay in L2 while the panels
+// pass, and two panels of it (32 KiB) near L1 while the rows pass. Sums reload from y between slices, which changes no
+// bit.
 constexpr std::size_t kDepthSlice = 256;
-constexpr std::size_t kRowsPerTask = 96;
-constexpr std::size_t kPanelsPerTask = 8;
+constexpr std::size_t kRowsPerTask = 144;
+// Packing a slice of the rows costs a hundredth of what 32 panels make of it.
+constexpr std::size_t kPanelsPerTask = 32;
+// Of these a 16-bit slice is widened at a time, to 64 KiB.
+constexpr std::size_t kWidePanels = 4;
+// Not 256: rows a multiple of 1 KiB apart would meet in a quarter of the sets of L1.
+constexpr std::size_t kSliceStride = kDepthSlice + kPanelTokens;
+// From here on a float rounds to infinity in f16.
+constexpr float kF16Infinity = 65520.0F;
+// Panels of a task that streams weights past a few rows: some MiB at least, or threads would wait for each other.
+constexpr std::size_t kStreamPanels = 8;
 
 std::size_t ceil_div(std::size_t a, std::size_t b) noexcept { return (a + b - 1) / b; }
+std::size_t size(std::int64_t n) noexcept { return static_cast<std::size_t>(n); }
 
-std::size_t floats_of_panels(std::size_t inputs, std::size_t outputs) noexcept {
-    return saturating_product(kernels::round_up(outputs, kPanelTokens), inputs);
+ElementType element_type(WeightType type) noexcept {
+    switch (type) {
+        case WeightType::f16:
+            return ElementType::f16;
+        case WeightType::bf16:
+            return ElementType::bf16;
+        default:
+            return ElementType::f32;
+    }
 }
+
+std::size_t panel_bytes_of(std::size_t inputs, WeightType type) noexcept {
+    return saturating_product(inputs, kPanelTokens * kernels::element_bytes(element_type(type)));
+}
+
+/// Throws if a weight would become infinite by rounding to f16.
+void check_range(const FileTensor& weight, std::span<const float> rows) {
+    for (const float x : rows) {
+        if (std::abs(x) >= kF16Infinity && std::isfinite(x)) {
+            throw Unsupported(
+                fmt::format("tensor '{}': a weight is {}; f16 holds at most 65504: use bf16 or f32", weight.name, x));
+        }
+    }
+}
+
+/// A worker's own memory.
+struct Slices {
+    float* rows;  ///< [kRowsPerTask][kSliceStride]
+    float* wide;  ///< [kWidePanels][kDepthSlice][16], of 16-bit weights
+
+    Slices(Carver& carver, WeightType type) noexcept
+        : rows(carver.take<float>(kRowsPerTask * kSliceStride)),
+          wide(carver.take<float>(type == WeightType::f32 ? 0 : kWidePanels * kDepthSlice * kPanelTokens)) {}
+
+    static std::size_t bytes(WeightType type) noexcept {
+        Carver counter(nullptr);
+        const Slices counted(counter, type);
+        static_cast<void>(counted);
+        return counter.used();
+    }
+};
 
 }  // namespace
 
+/// Rows and panels of y that a task computes.
+struct Linear::Tile {
+    std::size_t first_row;
+    std::size_t rows;
+    std::size_t first_panel;
+    std::size_t columns;
+};
+
+/// One call of apply().
+struct Linear::Call {
+    Context::Impl& context;
+    Workspace& workspace;
+    const float* x;
+    std::int64_t x_stride;
+    std::size_t rows;
+    float* y;
+    std::int64_t y_stride;
+    Into into;
+
+    const float* row(std::size_t r) const noexcept { return x + static_cast<std::int64_t>(r) * x_stride; }
+    float* out(std::size_t r, std::size_t panel) const noexcept {
+        return y + static_cast<std::int64_t>(r) * y_stride + panel * kPanelTokens;
+    }
+};
+
+Linear::Linear(std::pmr::memory_resource& memory, std::int64_t inputs, std::int64_t outputs, WeightType type)
+    : inputs_(inputs), outputs_(outputs), type_(type), panels_(memory), bias_(memory) {}
+
+std::size_t Linear::panel_bytes() const noexcept { return panel_bytes_of(size(inputs_), type_); }
+
 Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const InputTensor<2>& weight,
-               const InputTensor<1>& bias)
-    : inputs_(weight.extents[0]), outputs_(weight.extents[1]), panels_(memory), bias_(memory) {
-    const auto inputs = static_cast<std::size_t>(inputs_);
-    const auto outputs = static_cast<std::size_t>(outputs_);
+               const InputTensor<1>& bias, WeightType type)
+    : Linear(memory, weight.extents[0], weight.extents[1], type) {
+    const std::size_t outputs = size(outputs_);
     const std::size_t panels = ceil_div(outputs, kPanelTokens);
-    float* memory_of_panels = panels_.ensure_floats(floats_of_panels(inputs, outputs));
+    std::byte* out = panels_.ensure(saturating_product(panels, panel_bytes()));
     const FloatEnvironment environment;
-    if (panels > 0) std::fill_n(memory_of_panels + (panels - 1) * inputs * kPanelTokens, inputs * kPanelTokens, 0.0F);
-    context.kernels.pack_panels(
-        {{weight.data, kernels::ElementType::f32, weight.strides[1], weight.strides[0], outputs, inputs},
-         memory_of_panels,
-         0});
+    for (std::size_t panel = 0; panel < panels; ++panel) {
+        const std::size_t first = panel * kPanelTokens;
+        pack(context,
+             {floats(weight.data) + static_cast<std::int64_t>(first) * weight.strides[1], ElementType::f32,
+              weight.strides[1], weight.strides[0], std::min(kPanelTokens, outputs - first), size(inputs_)},
+             out + panel * panel_bytes());
+    }
     if (bias.data != nullptr) {
-        float* out = bias_.ensure_floats(std::max<std::size_t>(outputs, 1));
-        for (std::int64_t i = 0; i < outputs_; ++i) out[i] = floats(bias.data)[i * bias.strides[0]];
+        float* b = bias_.ensure_floats(std::max<std::size_t>(outputs, 1));
+        for (std::int64_t i = 0; i < outputs_; ++i) b[i] = floats(bias.data)[i * bias.strides[0]];
     }
 }
 
 Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const FileTensor& weight,
-               const FileTensor* bias)
-    : inputs_(weight.shape[1]), outputs_(weight.shape[0]), panels_(memory), bias_(memory) {
-    const auto inputs = static_cast<std::size_t>(inputs_);
-    const auto outputs = static_cast<std::size_t>(outputs_);
-    float* panel = panels_.ensure_floats(floats_of_panels(inputs, outputs));
+               const FileTensor* bias, WeightType type)
+    : Linear(memory, weight.shape[1], weight.shape[0], type) {
+    const std::size_t inputs = size(inputs_);
+    const std::size_t outputs = size(outputs_);
+    std::byte* panel = panels_.ensure(saturating_product(ceil_div(outputs, kPanelTokens), panel_bytes()));
     Buffer widened(memory);  // of one panel's rows: a second copy of all weights would be the peak of loading
     float* rows = widened.ensure_floats(inputs * kPanelTokens);
     const FloatEnvironment environment;
-    for (std::size_t first = 0; first < outputs; first += kPanelTokens, panel += inputs * kPanelTokens) {
+    for (std::size_t first = 0; first < outputs; first += kPanelTokens, panel += panel_bytes()) {
         const std::size_t count = std::min(kPanelTokens, outputs - first);
         copy_floats(weight, first * inputs, {rows, count * inputs});
-        if (count < kPanelTokens) std::fill_n(panel, inputs * kPanelTokens, 0.0F);
-        context.kernels.pack_panels(
-            {{rows, kernels::ElementType::f32, static_cast<std::ptrdiff_t>(inputs), 1, count, inputs}, panel, 0});
+        if (type == WeightType::f16 && weight.type != FileType::f16) check_range(weight, {rows, count * inputs});
+        pack(context, {rows, ElementType::f32, static_cast<std::ptrdiff_t>(inputs), 1, count, inputs}, panel);
     }
     if (bias != nullptr) copy_floats(*bias, 0, {bias_.ensure_floats(outputs), outputs});
 }
 
-std::size_t Linear::bytes_for(std::int64_t inputs, std::int64_t outputs, bool has_bias) noexcept {
-    const auto width = static_cast<std::size_t>(outputs);
-    const std::size_t floats =
-        saturating_sum(floats_of_panels(static_cast<std::size_t>(inputs), width), has_bias ? width : 0);
-    return saturating_product(floats, sizeof(float));
+void Linear::pack(const Context::Impl& context, const kernels::Rows& rows, std::byte* panel) const noexcept {
+    if (rows.row_count < kPanelTokens) std::fill_n(panel, panel_bytes(), std::byte{0});
+    context.kernels.pack_panels({rows, panel, 0, element_type(type_)});
 }
 
-void Linear::apply(Context::Impl& context, const float* x, std::int64_t x_stride, std::int64_t rows, float* y,
-                   std::int64_t y_stride, Into into) const {
-    if (rows == 0 || outputs_ == 0) return;
-    const auto inputs = static_cast<std::size_t>(inputs_);
-    const auto outputs = static_cast<std::size_t>(outputs_);
-    const std::size_t panels = ceil_div(outputs, kPanelTokens);
-    const float* weights = reinterpret_cast<const float*>(panels_.data());
-    const float* bias = reinterpret_cast<const float*>(bias_.data());
+std::size_t Linear::bytes_for(std::int64_t inputs, std::int64_t outputs, bool has_bias, WeightType type) noexcept {
+    const std::size_t panels =
+        saturating_product(ceil_div(size(outputs), kPanelTokens), panel_bytes_of(size(inputs), type));
+    return saturating_sum(panels, has_bias ? saturating_product(size(outputs), sizeof(float)) : 0);
+}
 
-    const std::size_t row_blocks = ceil_div(static_cast<std::size_t>(rows), kRowsPerTask);
-    // A single row streams the weights once: enough tasks for all threads, then runs as long as the cache likes.
-    const std::size_t tasks_wanted = 4 * context.executor->concurrency();
-    const std::size_t run = std::clamp<std::size_t>(panels * row_blocks / tasks_wanted, 1, kPanelsPerTask);
-    const std::size_t runs = ceil_div(panels, run);
-    parallel_for(*context.executor, row_blocks * runs, [&](std::size_t task, std::size_t) noexcept {
-        const std::size_t first_panel = task % runs * run;
-        const std::size_t first_row = task / runs * kRowsPerTask;
-        const std::size_t row_count = std::min(kRowsPerTask, static_cast<std::size_t>(rows) - first_row);
-        const std::size_t columns = std::min(outputs - first_panel * kPanelTokens, run * kPanelTokens);
-        float* out = y + static_cast<std::int64_t>(first_row) * y_stride + first_panel * kPanelTokens;
-        if (bias != nullptr) {
-            for (std::size_t r = 0; r < row_count; ++r) {
-                float* row = out + static_cast<std::int64_t>(r) * y_stride;
-                const float* b = bias + first_panel * kPanelTokens;
-                for (std::size_t c = 0; c < columns; ++c) row[c] = into == Into::add ? row[c] + b[c] : b[c];
-            }
-        }
-        std::size_t k = 0;
-        do {  // once for a depth of 0, which writes the bias or zeros
-            const std::size_t depth = std::min(kDepthSlice, inputs - k);
-            context.kernels.dot_panels({.rows = x + static_cast<std::int64_t>(first_row) * x_stride + k,
-                                        .row_stride = static_cast<std::size_t>(x_stride),
-                                        .row_count = row_count,
-                                        .panels = weights + (first_panel * inputs + k) * kPanelTokens,
-                                        .panel_stride = inputs * kPanelTokens,
-                                        .depth = depth,
-                                        .out = out,
-                                        .out_stride = static_cast<std::size_t>(y_stride),
-                                        .columns = columns,
-                                        .accumulate = into == Into::add || bias != nullptr || k > 0,
-                                        .canonical = k + depth == inputs});
-            k += depth;
-        } while (k < inputs);
+Linear::Scratch Linear::scratch(const Context::Impl& context, std::int64_t, std::int64_t rows,
+                                WeightType type) noexcept {
+    Scratch scratch;
+    if (size(rows) >= kManyRows) {
+        scratch.workers = saturating_product(Slices::bytes(type), context.executor->worker_slots());
+    }
+    return scratch;
+}
+
+bool Linear::begin(const Call& call, const Tile& tile) const noexcept {
+    const auto* bias = reinterpret_cast<const float*>(bias_.data());
+    const bool adds = call.into == Into::add;
+    if (bias == nullptr) return adds;
+    const float* b = bias + tile.first_panel * kPanelTokens;
+    for (std::size_t r = 0; r < tile.rows; ++r) {
+        float* row = call.out(tile.first_row + r, tile.first_panel);
+        for (std::size_t c = 0; c < tile.columns; ++c) row[c] = adds ? row[c] + b[c] : b[c];
+    }
+    return true;
+}
+
+void Linear::apply(Context::Impl& context, Workspace& workspace, const float* x, std::int64_t x_stride,
+                   std::int64_t rows, float* y, std::int64_t y_stride, Into into) const {
+    if (rows == 0 || outputs_ == 0) return;
+    const Call call{context, workspace, x, x_stride, size(rows), y, y_stride, into};
+    call.rows >= kManyRows ? multiply(call) : stream(call);
+}
+
+/// Few rows: the weights pass once, panel by panel from front to back, as memory likes it.
+void Linear::stream(const Call& call) const {
+    const std::size_t panels = ceil_div(size(outputs_), kPanelTokens);
+    // Four tasks a thread even out what other programs make uneven.
+    const std::size_t run =
+        std::clamp<std::size_t>(panels / (4 * call.context.executor->concurrency()), 1, kStreamPanels);
+    parallel_for(*call.context.executor, ceil_div(panels, run), [&](std::size_t task, std::size_t) noexcept {
+        const std::size_t first = task * run;
+        const Tile tile{0, call.rows, first, std::min(size(outputs_) - first * kPanelTokens, run * kPanelTokens)};
+        call.context.kernels.dot_panels({.rows = call.x,
+                                         .row_stride = size(call.x_stride),
+                                         .row_count = call.rows,
+                                         .panels = panel(first),
+                                         .panel_stride = size(inputs_) * kPanelTokens,
+                                         .depth = size(inputs_),
+                                         .out = call.out(0, first),
+                                         .out_stride = size(call.y_stride),
+                                         .columns = tile.columns,
+                                         .accumulate = begin(call, tile),
+                                         .canonical = true,
+                                         .type = element_type(type_)});
     });
+}
+
+/// Many rows: a matrix product blocked over the depth (Goto and van de Geijn 2008, "Anatomy of High-Performance Matrix
+/// Multiplication"), the weights being packed already.
+void Linear::multiply(const Call& call) const {
+    const std::size_t inputs = size(inputs_);
+    const std::size_t outputs = size(outputs_);
+    const std::size_t panels = ceil_div(outputs, kPanelTokens);
+    const kernels::KernelTable& kernels = call.context.kernels;
+    const std::size_t row_blocks = ceil_div(call.rows, kRowsPerTask);
+    const std::size_t tasks_wanted = 4 * call.context.executor->concurrency();
+    const std::size_t run = std::clamp<std::size_t>(panels * row_blocks / tasks_wanted, 1, kPanelsPerTask);
+    const std::size_t slices_bytes = Slices::bytes(type_);
+    std::byte* memory =
+        call.workspace.workers.ensure(saturating_product(slices_bytes, call.context.executor->worker_slots()));
+    const ElementType type = element_type(type_);
+    // Neighbouring tasks share their weights, which the last-level cache then holds.
+    parallel_for(
+        *call.context.executor, row_blocks * ceil_div(panels, run), [&](std::size_t task, std::size_t worker) noexcept {
+            Carver carver(memory + worker * slices_bytes);
+            const Slices slices(carver, type_);
+            Tile tile{};
+            tile.first_row = task % row_blocks * kRowsPerTask;
+            tile.rows = std::min(kRowsPerTask, call.rows - tile.first_row);
+            tile.first_panel = task / row_blocks * run;
+            tile.columns = std::min(outputs - tile.first_panel * kPanelTokens, run * kPanelTokens);
+            const bool accumulate = begin(call, tile);
+            std::size_t k = 0;
+            do {  // once for a depth of 0, which writes the bias or zeros
+                const std::size_t depth = std::min(kDepthSlice, inputs - k);
+                kernels.scale_rows(
+                    {{call.row(tile.first_row) + k, ElementType::f32, call.x_stride, 1, tile.rows, depth},
+                     1.0F,
+                     slices.rows,
+                     kSliceStride});
+                const std::size_t step = type == ElementType::f32 ? tile.columns : kWidePanels * kPanelTokens;
+                for (std::size_t column = 0; column < tile.columns; column += step) {
+                    const std::size_t columns = std::min(step, tile.columns - column);
+                    const std::size_t first = tile.first_panel + column / kPanelTokens;
+                    const std::size_t offset = k * kPanelTokens * kernels::element_bytes(type);
+                    const void* weights = panel(first) + offset;
+                    std::size_t stride = inputs * kPanelTokens;
+                    if (type != ElementType::f32) {
+                        stride = kDepthSlice * kPanelTokens;
+                        for (std::size_t p = 0; p * kPanelTokens < columns; ++p) {
+                            kernels.widen(
+                                {panel(first + p) + offset, type, slices.wide + p * stride, depth * kPanelTokens});
+                        }
+                        weights = slices.wide;
+                    }
+                    kernels.dot_panels({.rows = slices.rows,
+                                        .row_stride = kSliceStride,
+                                        .row_count = tile.rows,
+                                        .panels = weights,
+                                        .panel_stride = stride,
+                                        .depth = depth,
+                                        .out = call.out(tile.first_row, first),
+                                        .out_stride = size(call.y_stride),
+                                        .columns = columns,
+                                        .accumulate = accumulate || k > 0,
+                                        .canonical = k + depth == inputs});
+                }
+                k += depth;
+            } while (k < inputs);
+        });
 }
 
 }  // namespace headlong

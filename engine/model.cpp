@@ -21,9 +21,24 @@ std::pmr::memory_resource& memory_of(const ModelOptions& options) {
 
 }  // namespace
 
+const char* to_string(WeightType type) noexcept {
+    switch (type) {
+        case WeightType::f32:
+            return "f32";
+        case WeightType::f16:
+            return "f16";
+        case WeightType::bf16:
+            return "bf16";
+        case WeightType::int8:
+            return "int8";
+    }
+    return "unknown";
+}
+
 Model::Impl::Impl(Context& context, std::pmr::memory_resource& memory, const DecoderConfig& config,
-                  std::shared_ptr<const SafetensorsFile> weights, Tokenizer tokenizer_of_model)
-    : decoder(context.impl(), memory, config, std::move(weights)), tokenizer(std::move(tokenizer_of_model)) {
+                  std::shared_ptr<const SafetensorsFile> weights, Tokenizer tokenizer_of_model,
+                  std::optional<WeightType> type)
+    : decoder(context.impl(), memory, config, std::move(weights), type), tokenizer(std::move(tokenizer_of_model)) {
     if (tokenizer.vocab_size() > static_cast<std::size_t>(config.vocab_size)) {
         throw BadFile(fmt::format("tokenizer.json: has {} tokens, but config.json's vocab_size is {}",
                                   tokenizer.vocab_size(), config.vocab_size));
@@ -48,7 +63,8 @@ Model::Model(Context& context, const std::string& folder, const ModelOptions& op
         Tokenizer tokenizer = Tokenizer::from_json(read_text(tokenizer_path, kMostTokenizerBytes), tokenizer_path);
         auto weights = std::make_shared<const SafetensorsFile>(
             folder + "/model.safetensors", SafetensorsOptions{.map = options.map, .memory = options.memory});
-        impl_ = std::make_unique<Impl>(context, memory_of(options), config, std::move(weights), std::move(tokenizer));
+        impl_ = std::make_unique<Impl>(context, memory_of(options), config, std::move(weights), std::move(tokenizer),
+                                       options.weights);
     });
 }
 
@@ -57,7 +73,8 @@ Model::Model(Context& context, const ModelFiles& files, const ModelOptions& opti
         const DecoderConfig config = parse_decoder_config(files.config, files.name + "/config.json");
         Tokenizer tokenizer = Tokenizer::from_json(files.tokenizer, files.name + "/tokenizer.json");
         auto weights = std::make_shared<const SafetensorsFile>(files.name + "/model.safetensors", files.weights);
-        impl_ = std::make_unique<Impl>(context, memory_of(options), config, std::move(weights), std::move(tokenizer));
+        impl_ = std::make_unique<Impl>(context, memory_of(options), config, std::move(weights), std::move(tokenizer),
+                                       options.weights);
     });
 }
 

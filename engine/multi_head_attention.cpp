@@ -117,7 +117,7 @@ class MultiHeadAttention::Impl {
     }
 
     /// Query, key and value rows of all sequences: one pass over the weights, whatever the batch.
-    void project(Context::Impl& context, const Activations& a, const InputTensor<3>& x) const {
+    void project(Context::Impl& context, Workspace& workspace, const Activations& a, const InputTensor<3>& x) const {
         const std::int64_t batch = x.extents[0];
         const std::int64_t length = x.extents[1];
         const std::int64_t d_model = x.extents[2];
@@ -137,22 +137,23 @@ class MultiHeadAttention::Impl {
             data = a.x;
             stride = d_model;
         }
-        query_.apply(context, data, stride, rows, a.query, query_.outputs());
-        key_.apply(context, data, stride, rows, a.key, key_.outputs());
-        value_.apply(context, data, stride, rows, a.value, value_.outputs());
+        query_.apply(context, workspace, data, stride, rows, a.query, query_.outputs());
+        key_.apply(context, workspace, data, stride, rows, a.key, key_.outputs());
+        value_.apply(context, workspace, data, stride, rows, a.value, value_.outputs());
     }
 
     /// y of all sequences from their concatenated heads.
-    void project_output(Context::Impl& context, const Activations& a, const OutputTensor<3>& y) const {
+    void project_output(Context::Impl& context, Workspace& workspace, const Activations& a,
+                        const OutputTensor<3>& y) const {
         const std::int64_t batch = y.extents[0];
         const std::int64_t length = y.extents[1];
         const std::int64_t d_model = y.extents[2];
         if (is_dense(y.extents, y.strides)) {
-            output_.apply(context, a.heads, query_.outputs(), batch * length, floats(y.data),
+            output_.apply(context, workspace, a.heads, query_.outputs(), batch * length, floats(y.data),
                           length > 1 ? y.strides[1] : y.strides[0]);
             return;
         }
-        output_.apply(context, a.heads, query_.outputs(), batch * length, a.y, d_model);
+        output_.apply(context, workspace, a.heads, query_.outputs(), batch * length, a.y, d_model);
         const float* row = a.y;
         for (std::int64_t b = 0; b < batch; ++b) {
             for (std::int64_t i = 0; i < length; ++i, row += d_model) {
@@ -205,7 +206,7 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<3>& x, cons
     with_memory_errors("MultiHeadAttention::forward", [&] {
         auto workspace = context.impl().workspaces.lend();
         const Activations a = impl_->reserve(*workspace, x, y);
-        impl_->project(context.impl(), a, x);
+        impl_->project(context.impl(), *workspace, a, x);
         const auto extents = [&](std::int64_t head_count) { return Extents<4>{batch, head_count, length, head_dim()}; };
         const auto strides = [&](std::int64_t head_count) {
             const std::int64_t width = head_count * head_dim();
@@ -216,7 +217,7 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<3>& x, cons
         };
         attend(context, input(a.query, heads()), input(a.key, kv_heads()), input(a.value, kv_heads()), options,
                OutputTensor<4>{a.heads, DType::f32, extents(heads()), strides(heads())});
-        impl_->project_output(context.impl(), a, y);
+        impl_->project_output(context.impl(), *workspace, a, y);
     });
 }
 
@@ -234,7 +235,7 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<2>& x, KvCa
         const InputTensor<3> one_x{x.data, x.dtype, {1, length, d_model()}, {0, x.strides[0], x.strides[1]}};
         const OutputTensor<3> one_y{y.data, y.dtype, {1, length, d_model()}, {0, y.strides[0], y.strides[1]}};
         const Activations a = impl_->reserve(*workspace, one_x, one_y);
-        impl_->project(context.impl(), a, one_x);
+        impl_->project(context.impl(), *workspace, a, one_x);
         try {
             cache.append(context, layer,
                          impl_->split<InputTensor<3>>(static_cast<const void*>(a.key), kv_heads(), length),
@@ -245,7 +246,7 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<2>& x, KvCa
                 .layer = layer,
                 .output = impl_->split<OutputTensor<3>>(static_cast<void*>(a.heads), heads(), length)};
             attend(context, std::span(&query, 1), options);
-            impl_->project_output(context.impl(), a, one_y);
+            impl_->project_output(context.impl(), *workspace, a, one_y);
         } catch (...) {
             cache.impl().shorten(layer, held);
             throw;

@@ -32,7 +32,9 @@ class LinearLayer final : public Workload {
 
     void run(Context& context) override {
         layer_ = (layer_ + 1) % layers_.size();
-        layers_[layer_]->apply(context.impl(), x_.data(), shape_.inputs, shape_.rows, y_.data(), shape_.outputs);
+        auto workspace = context.impl().workspaces.lend();
+        layers_[layer_]->apply(context.impl(), *workspace, x_.data(), shape_.inputs, shape_.rows, y_.data(),
+                               shape_.outputs);
     }
 
     double flops() const override {

@@ -52,7 +52,7 @@ class ForwardPasses final : public Workload {
     double bytes() const override { return work_.bytes; }
     std::size_t kv_bytes() const override { return cache_.used_bytes(); }
     std::size_t walk_bytes() const override {
-        return Decoder::weight_bytes(model_->impl().decoder.config()) + cache_.used_bytes();
+        return model_->impl().decoder.weight_bytes() + cache_.used_bytes();
     }
     std::int64_t tokens() const override { return static_cast<std::int64_t>(tokens_.size()); }
     std::optional<Deviation> check(Context& /*context*/) override { return {}; }

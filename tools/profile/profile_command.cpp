@@ -283,7 +283,7 @@ int run_profile(const ProfileArguments& arguments) {
 
     ProfileReport report;
     report.peak_bytes = peak_resident_bytes();
-    report.weight_bytes = Decoder::weight_bytes(config);
+    report.weight_bytes = model.impl().decoder.weight_bytes();
     Limits limits(context, report.weight_bytes + runs.cache().used_bytes());
     const double clock_before = limits.measure();
     executor->keep_tasks(kept_tasks);
