@@ -260,7 +260,10 @@ struct KernelTable {
 /// Calling through a table that the processor cannot run ends in an illegal instruction: the engine chooses.
 extern const KernelTable* const generic_table;
 extern const KernelTable* const avx2_table;
+extern const KernelTable* const avx2vnni_table;
 extern const KernelTable* const avx512_table;
+extern const KernelTable* const avx512vnni_table;
 extern const KernelTable* const neon_table;
+extern const KernelTable* const neondot_table;
 
 }  // namespace headlong::kernels

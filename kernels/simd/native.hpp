@@ -19,9 +19,12 @@
 //   load_n, store_n  the first n <= kLanes lanes; the rest are +0, or left alone in memory
 //   I32, DotOperand, zero_i32, dot_ones   32-bit sums, and what their products are made of
 //   dot_add        (sums, a, b): sums + the products of a's and b's 8-bit elements (widened where the set must), in
-//                  the set's fastest way; kDotProducts of them
+//                  the set's fastest way; kDotProducts of them. kDotFused: one instruction that multiplies and adds
 //   hide           what a register holds is no longer known to the compiler: nothing is folded or hoisted over it
 //   transpose_16   16 strided rows of kTransposeColumns floats -> kTransposeColumns panel rows of 16
+//
+// The sets of a family share a header, and with it every instruction on floats: avx2 and avx2vnni, avx512 and
+// avx512vnni, neon and neondot give the same bits. Only the integer dot products differ.
 //
 // What xsimd 8 lacks or gets wrong (fused multiply-add on AVX-512, NaN order of max, partial loads) is native here.
 #pragma once
@@ -39,11 +42,11 @@
 #endif
 #define HEADLONG_INLINE [[gnu::always_inline]] inline
 
-#if defined(HEADLONG_ISA_AVX512)
+#if defined(HEADLONG_ISA_AVX512) || defined(HEADLONG_ISA_AVX512VNNI)
 #include "kernels/simd/native_avx512.hpp"
-#elif defined(HEADLONG_ISA_AVX2)
+#elif defined(HEADLONG_ISA_AVX2) || defined(HEADLONG_ISA_AVX2VNNI)
 #include "kernels/simd/native_avx2.hpp"
-#elif defined(HEADLONG_ISA_NEON)
+#elif defined(HEADLONG_ISA_NEON) || defined(HEADLONG_ISA_NEONDOT)
 #include "kernels/simd/native_neon.hpp"
 #elif defined(HEADLONG_ISA_GENERIC)
 #include "kernels/simd/native_generic.hpp"

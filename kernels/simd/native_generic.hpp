@@ -93,6 +93,7 @@ HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept { return F32{a[2], b[2], a[3
 using I32 = U32;
 using DotOperand = U32;
 inline constexpr std::size_t kDotProducts = 4;
+inline constexpr bool kDotFused = false;
 HEADLONG_INLINE I32 zero_i32() noexcept { return I32{}; }
 HEADLONG_INLINE DotOperand dot_ones() noexcept { return U32{1, 1, 1, 1}; }
 HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept { return sums + a * b; }

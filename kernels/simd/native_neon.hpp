@@ -1,5 +1,5 @@
-// NEON of AArch64: 32 registers of 4 floats. Fused multiply-add: latency 4, two (Neoverse N1) to four (Apple, V1)
-// a cycle; loads two to three a cycle.
+// NEON of AArch64, and its dot products (Cortex-A55 and A75 2017, Apple A11): 32 registers of 4 floats. Fused
+// multiply-add: latency 4, two (Neoverse N1) to four (Apple, V1) a cycle; loads two to three a cycle.
 #pragma once
 
 #include <arm_neon.h>
@@ -81,16 +81,23 @@ HEADLONG_INLINE F32 odd_lanes(F32 a, F32 b) noexcept { return vuzp2q_f32(a, b); 
 HEADLONG_INLINE F32 zip_low(F32 a, F32 b) noexcept { return vzip1q_f32(a, b); }
 HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept { return vzip2q_f32(a, b); }
 
-// 16 bytes a step: a widening multiply of each half, and the neighbours' products added up.
 using I32 = int32x4_t;
 using DotOperand = int8x16_t;
 inline constexpr std::size_t kDotProducts = 16;
 HEADLONG_INLINE I32 zero_i32() noexcept { return vdupq_n_s32(0); }
 HEADLONG_INLINE DotOperand dot_ones() noexcept { return vdupq_n_s8(1); }
+#if defined(HEADLONG_ISA_NEONDOT)
+// Four products a lane: latency 3 to 4, two (Neoverse N1) to four (Apple, V1) a cycle.
+inline constexpr bool kDotFused = true;
+HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept { return vdotq_s32(sums, a, b); }
+#else
+// 16 bytes a step: a widening multiply of each half, and the neighbours' products added up.
+inline constexpr bool kDotFused = false;
 HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept {
     const I32 low = vpadalq_s16(sums, vmull_s8(vget_low_s8(a), vget_low_s8(b)));
     return vpadalq_s16(low, vmull_high_s8(a, b));
 }
+#endif
 HEADLONG_INLINE void hide(int8x16_t& x) noexcept { asm volatile("" : "+w"(x)); }
 HEADLONG_INLINE void hide(int32x4_t& x) noexcept { asm volatile("" : "+w"(x)); }
 HEADLONG_INLINE void hide(F32& x) noexcept {
