@@ -20,6 +20,16 @@
 //   I32, DotOperand, zero_i32, dot_ones   32-bit sums, and what their products are made of
 //   dot_add        (sums, a, b): sums + the products of a's and b's 8-bit elements (widened where the set must), in
 //                  the set's fastest way; kDotProducts of them. kDotFused: one instruction that multiplies and adds
+//   broadcast_i32, add_i32, to_f32   on I32, signed; to_f32 rounds to nearest
+//   kInt8TileRows, kInt8TilePanels   the register tile of the int8 kernel
+//   kQuadSums      registers that the sums of one row and one panel take there
+//   kQuadLatency   sums under way that hide the latency of adding to one
+//   kInt8Terms     rows' codes are two terms of 8 bits (layout.hpp)
+//   add_quads      (sums, codes, panel_stride, rows, row_stride): sums + a quad of each panel times a quad of each row;
+//                  strides in bytes
+//   quad_totals    (sums, totals): those of one row and one panel, a column in each lane, kQuadOffset times the sum of
+//                  the row's codes too much
+//   store_row_quads  (p, first, second): whole numbers, the two terms of kLanes inputs, as the set's codes of a row
 //   hide           what a register holds is no longer known to the compiler: nothing is folded or hoisted over it
 //   transpose_16   16 strided rows of kTransposeColumns floats -> kTransposeColumns panel rows of 16
 //

@@ -120,4 +120,86 @@ HEADLONG_INLINE void transpose_16(const float* rows, std::ptrdiff_t stride, floa
     }
 }
 
+HEADLONG_INLINE I32 broadcast_i32(std::int32_t x) noexcept { return vdupq_n_s32(x); }
+HEADLONG_INLINE I32 add_i32(I32 a, I32 b) noexcept { return vaddq_s32(a, b); }
+HEADLONG_INLINE F32 to_f32(I32 x) noexcept { return vcvtq_f32_s32(x); }
+
+inline constexpr std::size_t kInt8TilePanels = 1;
+inline constexpr std::size_t kQuadLatency = 8;
+#if defined(HEADLONG_ISA_NEONDOT)
+// Four registers of 4 columns, a sum of the first and of the second terms for each. Exclusive or with 0x80 takes the
+// offset from a code, which is then q.
+inline constexpr std::int32_t kQuadOffset = 0;
+inline constexpr std::size_t kInt8TileRows = 3;  // 24 accumulators, a register of codes, 3 of the rows
+inline constexpr std::size_t kQuadSums = 8;
+inline constexpr bool kInt8Terms = true;
+template <std::size_t Rows, std::size_t Panels>
+HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* codes,
+                               std::size_t panel_stride, const std::uint8_t* rows, std::size_t row_stride) noexcept {
+    int8x8_t x[Rows];
+    HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        x[r] = vld1_s8(reinterpret_cast<const std::int8_t*>(rows + r * row_stride));
+    }
+    HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+        HEADLONG_UNROLL for (std::size_t i = 0; i < 4; ++i) {
+            const uint8x16_t code = vld1q_u8(codes + p * panel_stride + i * 16);
+            const int8x16_t w = vreinterpretq_s8_u8(veorq_u8(code, vdupq_n_u8(0x80)));
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                sums[r][p][2 * i] = vdotq_lane_s32(sums[r][p][2 * i], w, x[r], 0);
+                sums[r][p][2 * i + 1] = vdotq_lane_s32(sums[r][p][2 * i + 1], w, x[r], 1);
+            }
+        }
+    }
+}
+HEADLONG_INLINE void quad_totals(const I32 (&sums)[kQuadSums], I32 (&totals)[4]) noexcept {
+    HEADLONG_UNROLL for (std::size_t i = 0; i < 4; ++i) totals[i] = vmlaq_n_s32(sums[2 * i + 1], sums[2 * i], 254);
+}
+HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noexcept {
+    const int16x8_t x = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(first)), vmovn_s32(vcvtnq_s32_f32(second)));
+    vst1_s8(reinterpret_cast<std::int8_t*>(p), vmovn_s16(x));
+}
+#else
+// Four registers of 4 columns. Loading four apart puts one input's codes of all columns into a register; they are
+// widened to 16 bits and multiplied by one of a row's four codes.
+inline constexpr std::int32_t kQuadOffset = 128;
+inline constexpr std::size_t kInt8TileRows = 4;  // 16 accumulators, 6 registers of codes, 4 of the rows
+inline constexpr std::size_t kQuadSums = 4;
+inline constexpr bool kInt8Terms = false;
+template <int Input, std::size_t Rows>
+HEADLONG_INLINE void add_input(I32 (&sums)[Rows][1][kQuadSums], uint8x16_t codes, const int16x4_t (&x)[Rows]) noexcept {
+    const int16x8_t low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(codes)));
+    const int16x8_t high = vreinterpretq_s16_u16(vmovl_high_u8(codes));
+    HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        I32(&row)[kQuadSums] = sums[r][0];
+        row[0] = vmlal_lane_s16(row[0], vget_low_s16(low), x[r], Input);
+        row[1] = vmlal_high_lane_s16(row[1], low, x[r], Input);
+        row[2] = vmlal_lane_s16(row[2], vget_low_s16(high), x[r], Input);
+        row[3] = vmlal_high_lane_s16(row[3], high, x[r], Input);
+        if constexpr (Rows == kInt8TileRows) {  // gcc copies sums about in the whole tile, in smaller ones with this
+            HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) hide(row[i]);
+        }
+    }
+}
+template <std::size_t Rows>
+HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][1][kQuadSums], const std::uint8_t* codes, std::size_t,
+                               const std::uint8_t* rows, std::size_t row_stride) noexcept {
+    int16x4_t x[Rows];
+    HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        x[r] = vld1_s16(reinterpret_cast<const std::int16_t*>(rows + r * row_stride));
+    }
+    const uint8x16x4_t inputs = vld4q_u8(codes);
+    add_input<0>(sums, inputs.val[0], x);
+    add_input<1>(sums, inputs.val[1], x);
+    add_input<2>(sums, inputs.val[2], x);
+    add_input<3>(sums, inputs.val[3], x);
+}
+HEADLONG_INLINE void quad_totals(const I32 (&sums)[kQuadSums], I32 (&totals)[4]) noexcept {
+    HEADLONG_UNROLL for (std::size_t i = 0; i < 4; ++i) totals[i] = sums[i];
+}
+HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noexcept {
+    const int32x4_t x = vcvtnq_s32_f32(first * broadcast(254.0F) + second);
+    vst1_s16(reinterpret_cast<std::int16_t*>(p), vmovn_s32(x));
+}
+#endif
+
 }  // namespace headlong::HEADLONG_ISA
