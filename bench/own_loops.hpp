@@ -66,6 +66,18 @@ struct OwnLoops {
     "sadalp %0.4s, %2.8h"
 #include "bench/own_loops-inl.hpp"
 
+#define OWN_SET own_neondot
+#define OWN_TARGET __attribute__((target("arch=armv8.2-a+dotprod")))
+#define OWN_BYTES 16
+#define OWN_REGISTER "w"
+#define OWN_ACCUMULATES 1
+#define OWN_FMA_SUMS 28
+#define OWN_FMA "fmla %0.4s, %1.4s, %2.4s"
+#define OWN_ELEMENT std::int8_t
+#define OWN_DOT_SUMS 24
+#define OWN_DOT "sdot %0.4s, %3.16b, %4.16b"
+#include "bench/own_loops-inl.hpp"
+
 #else
 
 #define OWN_SET own_generic
@@ -101,6 +113,18 @@ struct OwnLoops {
 #define OWN_DOT "vpmaddwd %4, %3, %1\n\tvpaddd %1, %0, %0"
 #include "bench/own_loops-inl.hpp"
 
+#define OWN_SET own_avx2vnni
+#define OWN_TARGET __attribute__((target("avx2,fma,avxvnni")))
+#define OWN_BYTES 32
+#define OWN_REGISTER "x"
+#define OWN_ACCUMULATES 0
+#define OWN_FMA_SUMS 14
+#define OWN_FMA "vfmadd213ps %2, %1, %0"
+#define OWN_ELEMENT std::int8_t
+#define OWN_DOT_SUMS 12
+#define OWN_DOT "%{vex%} vpdpbusd %4, %3, %0"
+#include "bench/own_loops-inl.hpp"
+
 #define OWN_SET own_avx512
 #define OWN_TARGET __attribute__((target("avx512f,avx512bw")))
 #define OWN_BYTES 64
@@ -113,6 +137,18 @@ struct OwnLoops {
 #define OWN_DOT "vpmaddwd %4, %3, %1\n\tvpaddd %1, %0, %0"
 #include "bench/own_loops-inl.hpp"
 
+#define OWN_SET own_avx512vnni
+#define OWN_TARGET __attribute__((target("avx512f,avx512bw,avx512vnni")))
+#define OWN_BYTES 64
+#define OWN_REGISTER "v"
+#define OWN_ACCUMULATES 0
+#define OWN_FMA_SUMS 28
+#define OWN_FMA "vfmadd213ps %2, %1, %0"
+#define OWN_ELEMENT std::int8_t
+#define OWN_DOT_SUMS 24
+#define OWN_DOT "vpdpbusd %4, %3, %0"
+#include "bench/own_loops-inl.hpp"
+
 #endif
 
 /// Those of a set, or null.
@@ -123,11 +159,17 @@ inline const OwnLoops* own_loops_of(Isa isa) noexcept {
 #if defined(__aarch64__)
         case Isa::neon:
             return &own_neon::loops;
+        case Isa::neondot:
+            return &own_neondot::loops;
 #else
         case Isa::avx2:
             return &own_avx2::loops;
+        case Isa::avx2vnni:
+            return &own_avx2vnni::loops;
         case Isa::avx512:
             return &own_avx512::loops;
+        case Isa::avx512vnni:
+            return &own_avx512vnni::loops;
 #endif
         default:
             return nullptr;

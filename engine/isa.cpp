@@ -10,6 +10,9 @@
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace headlong {
@@ -45,14 +48,16 @@ const kernels::KernelTable* find_table(Isa isa) noexcept {
             return kernels::generic_table;
         case Isa::avx2:
             return kernels::avx2_table;
+        case Isa::avx2vnni:
+            return kernels::avx2vnni_table;
         case Isa::avx512:
             return kernels::avx512_table;
+        case Isa::avx512vnni:
+            return kernels::avx512vnni_table;
         case Isa::neon:
             return kernels::neon_table;
-        case Isa::avx2vnni:
-        case Isa::avx512vnni:
         case Isa::neondot:
-            break;
+            return kernels::neondot_table;
     }
     return nullptr;
 }
@@ -63,7 +68,9 @@ const kernels::KernelTable* find_table(Isa isa) noexcept {
 /// flags enable is looked at, and the operating system must save the registers: CPUID alone does not say so.
 struct X86Features {
     bool avx2 = false;
+    bool avx2vnni = false;
     bool avx512 = false;
+    bool avx512vnni = false;
 
     X86Features() noexcept {
         unsigned a = 0, b = 0, c = 0, d = 0;
@@ -75,10 +82,14 @@ struct X86Features {
         __asm__ volatile("xgetbv" : "=a"(xcr0), "=d"(high) : "c"(0));
         if ((xcr0 & 0x6U) != 0x6U) return;  // xmm and ymm state
         if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return;
+        const unsigned subleaves = a;
         avx2 = (b & 1U << 5U) != 0;
         constexpr unsigned kF = 1U << 16U, kDq = 1U << 17U, kCd = 1U << 28U, kBw = 1U << 30U, kVl = 1U << 31U;
         constexpr unsigned kAvx512 = kF | kDq | kCd | kBw | kVl;
         avx512 = avx2 && (b & kAvx512) == kAvx512 && (xcr0 & 0xE6U) == 0xE6U;  // and opmask, zmm
+        avx512vnni = avx512 && (c & 1U << 11U) != 0;
+        if (subleaves < 1 || __get_cpuid_count(7, 1, &a, &b, &c, &d) == 0) return;
+        avx2vnni = avx2 && (a & 1U << 4U) != 0;
     }
 };
 
@@ -89,8 +100,12 @@ bool can_run(Isa isa) noexcept {
             return true;
         case Isa::avx2:
             return features.avx2;
+        case Isa::avx2vnni:
+            return features.avx2vnni;
         case Isa::avx512:
             return features.avx512;
+        case Isa::avx512vnni:
+            return features.avx512vnni;
         default:
             return false;
     }
@@ -98,8 +113,30 @@ bool can_run(Isa isa) noexcept {
 
 #else
 
-// Advanced SIMD is part of every AArch64 system that runs Linux; neondot will look at getauxval(AT_HWCAP).
-bool can_run(Isa isa) noexcept { return isa == Isa::generic || (kArm && isa == Isa::neon); }
+/// The dot products, and what else -march=armv8.2-a lets a compiler use.
+bool has_dot_products() noexcept {
+#if defined(__aarch64__) && defined(__linux__)
+    constexpr unsigned long kFlags = HWCAP_ASIMDDP | HWCAP_ASIMDRDM | HWCAP_ATOMICS | HWCAP_CRC32;
+    return (getauxval(AT_HWCAP) & kFlags) == kFlags;
+#else
+    return false;
+#endif
+}
+
+// Advanced SIMD is part of every AArch64 system that runs Linux.
+bool can_run(Isa isa) noexcept {
+    static const bool dot_products = has_dot_products();
+    switch (isa) {
+        case Isa::generic:
+            return true;
+        case Isa::neon:
+            return kArm;
+        case Isa::neondot:
+            return dot_products;
+        default:
+            return false;
+    }
+}
 
 #endif
 

@@ -3,6 +3,7 @@
 // shared with the baseline by the linker, and might carry this unit's instructions there.
 #include "kernels/kernel_table.hpp"
 
+#include "kernels/dot_int8-inl.hpp"
 #include "kernels/dot_panels-inl.hpp"
 #include "kernels/limits-inl.hpp"
 #include "kernels/merge-inl.hpp"
@@ -41,6 +42,10 @@ constinit const kernels::KernelTable table{
     .rms_norm = rms_norm,
     .rotate = rotate,
     .swiglu = swiglu,
+    .quantise_panels = quantise_panels,
+    .quantise_rows = quantise_rows,
+    .dot_panels_int8 = dot_panels_int8,
+    .int8_terms = kInt8Terms,
     .exp2 = exp2_array,
     .fma_loop = fma_loop,
     .dot_loop = dot_loop,

@@ -227,6 +227,51 @@ struct SwiGlu {
     std::size_t count;
 };
 
+/// Panels of floats to int8 panels (layout.hpp), symmetric: scale = largest magnitude / 127 per output feature and
+/// group of 64 inputs, q = round(w * (127 / largest magnitude)), to even. Scale 0 and q 0 where the largest magnitude
+/// is below 2^-100; scale NaN and q 0 where a weight is not finite. The same bytes on every set.
+struct QuantisePanels {
+    const float* panels;       ///< panel_count panels of [depth][16]
+    std::size_t panel_stride;  ///< floats
+    std::size_t panel_count;
+    std::size_t depth;
+    std::uint8_t* out;       ///< int8_panel_bytes(depth) each, 64-byte aligned
+    std::size_t out_stride;  ///< bytes, a multiple of 64
+};
+
+/// Rows of floats to int8 rows (layout.hpp): with s = largest magnitude / 127 of a group of 64 inputs, A = round(x /
+/// s), B = round((x / s - A) * 254), factor = s / 254; x / s is x * (127 / largest magnitude). Factor 0 and codes 0
+/// where the largest magnitude is below 2^-100; factor NaN and codes 0 where an input is not finite. What becomes of a
+/// row depends on nothing else, and A, B, factors and sums are the same on every set.
+struct QuantiseRows {
+    const float* rows;       ///< [row_count][depth]
+    std::size_t row_stride;  ///< floats
+    std::size_t row_count;
+    std::size_t depth;
+    std::uint8_t* out;       ///< int8_row_bytes(depth) each, 64-byte aligned; what fills the last line is not written
+    std::size_t out_stride;  ///< bytes, a multiple of 64
+};
+
+/// out[r][c] = sum over the groups of (float(sum over the group of C[r] * q[c]) * scale[c]) * factor[r], for c <
+/// columns: a multiplication, which weights from 2^100 on may overflow, then a fused multiply-add onto the groups
+/// before. The inner sum is an integer, the same one on every set. A NaN scale or factor makes the sum NaN, whatever it
+/// meets. With `accumulate` the sums start from out's contents, otherwise from +0.
+struct DotPanelsInt8 {
+    const std::uint8_t* rows;  ///< int8 rows of this set's quantise_rows
+    std::size_t row_stride;    ///< bytes
+    std::size_t row_count;
+    const std::uint8_t* panels;  ///< ceil(columns / 16) int8 panels
+    std::size_t panel_stride;    ///< bytes; int8_panel_bytes(depth) lets one row read on from panel to panel
+    std::size_t depth;
+    std::size_t group_begin;  ///< the groups that are summed: 0 and quant_groups(depth), or a part with `accumulate`
+    std::size_t group_end;
+    float* out;              ///< [row_count][columns]; columns past `columns` are not written
+    std::size_t out_stride;  ///< floats
+    std::size_t columns;
+    bool accumulate;
+    bool canonical;  ///< write every NaN as 0x7fc00000
+};
+
 /// Reads memory, and returns the sum of all floats that it read: what bandwidth is measured with.
 struct ReadLoop {
     const float* data;           ///< 64-byte aligned
@@ -253,6 +298,11 @@ struct KernelTable {
     void (*rms_norm)(const RmsNorm&) noexcept;
     void (*rotate)(const Rotate&) noexcept;
     void (*swiglu)(const SwiGlu&) noexcept;
+    void (*quantise_panels)(const QuantisePanels&) noexcept;
+    void (*quantise_rows)(const QuantiseRows&) noexcept;
+    void (*dot_panels_int8)(const DotPanelsInt8&) noexcept;
+    /// An int8 row's quad is A[4], B[4], not C[4].
+    bool int8_terms;
     void (*exp2)(const float* x, float* y, std::size_t count) noexcept;  ///< the exponential of softmax_span
 
     // What instruments measure the machine's limits with (limits-inl.hpp).
@@ -271,7 +321,10 @@ struct KernelTable {
 /// Calling through a table that the processor cannot run ends in an illegal instruction: the engine chooses.
 extern const KernelTable* const generic_table;
 extern const KernelTable* const avx2_table;
+extern const KernelTable* const avx2vnni_table;
 extern const KernelTable* const avx512_table;
+extern const KernelTable* const avx512vnni_table;
 extern const KernelTable* const neon_table;
+extern const KernelTable* const neondot_table;
 
 }  // namespace headlong::kernels

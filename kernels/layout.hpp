@@ -9,6 +9,18 @@
 //                panel (p mod 64) / 16 of block p / 64, and in row p mod 64 of its value panels.
 //   span         512 positions [512 i, 512 (i + 1)): the unit whose softmax state is computed alone, from zero.
 //   group        64 spans: states fold span by span inside a group, and the groups fold in ascending order.
+//
+// Weights of int8 lie in panels of 16 output features, and rows that meet them are quantised too. Inputs are cut into
+// groups of 64, the last one shorter, and groups into quads of 4 inputs, the last one filled up with zeros:
+//
+//   int8 panel  per group 16 scales (float), then per quad uint8 [16][4]: 128 + q with q in [-127, 127]; a weight is
+//               scale * q. A full group is 64 + 1024 bytes, read from front to back. Starts on a cache line.
+//   int8 row    per quad 8 bytes; then per group a factor (float), and per group the sum of its codes C (int32). An
+//               input is factor * C. C = 254 A + B has 15 bits: A in [-127, 127] rounds the input, B in [-127, 127]
+//               what is left. A quad is int16 C[4], or where the set multiplies bytes (KernelTable::int8_terms) int8
+//               A[4], B[4]: such rows are scratch of one call, and no other set reads them.
+//
+// A sum over a group, of C * (128 + q), stays below 64 * 32385 * 255 < 2^31.
 #pragma once
 
 #include <cstddef>
@@ -39,6 +51,30 @@ constexpr std::size_t round_up(std::size_t value, std::size_t multiple) noexcept
 
 /// Columns of the value panels of a block, padding included.
 constexpr std::size_t padded_columns(std::size_t value_dim) noexcept { return round_up(value_dim, kPanelTokens); }
+
+inline constexpr std::size_t kQuantGroup = 64;  ///< inputs
+inline constexpr std::size_t kQuadInputs = 4;
+inline constexpr std::size_t kInt8ScaleBytes = kPanelTokens * sizeof(float);  ///< of one group of a panel
+inline constexpr std::size_t kInt8QuadBytes = kPanelTokens * kQuadInputs;     ///< of a panel
+inline constexpr std::size_t kInt8GroupBytes = kInt8ScaleBytes + kQuantGroup * kPanelTokens;  ///< from group to group
+inline constexpr std::size_t kRowQuadBytes = 2 * kQuadInputs;
+inline constexpr std::size_t kRowGroupBytes = 2 * kQuantGroup;
+
+constexpr std::size_t quant_groups(std::size_t depth) noexcept { return (depth + kQuantGroup - 1) / kQuantGroup; }
+constexpr std::size_t quant_quads(std::size_t depth) noexcept { return (depth + kQuadInputs - 1) / kQuadInputs; }
+
+/// Bytes of one int8 panel: a multiple of a cache line.
+constexpr std::size_t int8_panel_bytes(std::size_t depth) noexcept {
+    return quant_groups(depth) * kInt8ScaleBytes + quant_quads(depth) * kInt8QuadBytes;
+}
+/// Where an int8 row's factors and sums begin, and its bytes: a multiple of a cache line.
+constexpr std::size_t int8_row_factors(std::size_t depth) noexcept { return quant_quads(depth) * kRowQuadBytes; }
+constexpr std::size_t int8_row_sums(std::size_t depth) noexcept {
+    return int8_row_factors(depth) + quant_groups(depth) * sizeof(float);
+}
+constexpr std::size_t int8_row_bytes(std::size_t depth) noexcept {
+    return round_up(int8_row_sums(depth) + quant_groups(depth) * sizeof(std::int32_t), kAlignment);
+}
 
 /// Element (token, column) of the value panels of a block.
 constexpr std::size_t value_index(std::size_t token, std::size_t column) noexcept {

@@ -11,8 +11,9 @@ namespace headlong::HEADLONG_ISA {
 // As many independent sums as the score kernel's register tile has: enough to hide the latency, which is what the
 // tile's size was chosen for.
 inline constexpr std::size_t kFmaSums = kTileVectors;
-// A product is a register of its own here, and adding it takes one cycle.
-inline constexpr std::size_t kDotSums = kTileVectors * 2 / 3;
+// A fused dot product has the latency of a multiply-add. Otherwise a product is a register of its own, and adding it
+// takes one cycle.
+inline constexpr std::size_t kDotSums = kDotFused ? kTileVectors : kTileVectors * 2 / 3;
 
 /// The lanes of vectors whose number is a power of two, pair by pair: few dependent steps beside a short loop.
 template <std::size_t Count>

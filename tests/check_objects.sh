@@ -10,21 +10,32 @@ objdump=$1 nm=$2
 shift 2
 
 # Disassembly has a tab before the mnemonic. VEX mnemonics begin with v, as else only verr and verw do.
-x86_vex='\tv(?!er[rw] )|%[yz]mm'
+x86_vex='\t(\{vex\} )?v(?!er[rw] )|%[yz]mm'
 x86_evex='%zmm|%[xy]mm(1[6-9]|2[0-9]|3[01])|%k[0-7]'
-# VNNI, BF16, FP16, IFMA, VBMI, BITALG, VP2INTERSECT: not in F, CD, BW, DQ, VL. (vcvtps2ph is F16C's.)
-x86_beyond_avx512='\tv(pdp|dpbf16|cvtne|p2intersect|pmadd52|pmultishift|popcnt|perm[it2]*b |pcompress[bw]|pexpand[bw]|psh[lr]d|(?!cvtps2)[a-z0-9]+(ph|sh)\b)'
+# VNNI: two sets have it, in the coding of theirs. What has both codings is disassembled with {vex} in front of one.
+x86_vnni_evex='\tvpdp'
+x86_vnni_vex='\{vex\}'
+x86_beyond_vnni_vex='\{vex\} (?!vpdp(busd|wssd)s? )'
+# BF16, FP16, IFMA, VBMI, BITALG, VP2INTERSECT: not in F, CD, BW, DQ, VL. (vcvtps2ph is F16C's.)
+x86_beyond_avx512='\tv(pdp(?!busds? |wssds? )|dpbf16|cvtne|p2intersect|pmadd52|pmultishift|popcnt|perm[it2]*b |pcompress[bw]|pexpand[bw]|psh[lr]d|(?!cvtps2)[a-z0-9]+(ph|sh)\b)'
 x86_scalar='\t(andn|bextr|blsi|blsr|blsmsk|bzhi|mulx|pdep|pext|rorx|sarx|shlx|shrx|lzcnt|popcnt|movbe|adcx|adox)[lqw]? '
-arm='\t(sdot|udot|usdot|sudot|smmla|ummla|usmmla|bfdot|bfmmla|bfmlal[bt]|bfcvtn?2?|fmlal2?|fmlsl2?)\t|[ ,{\t]z[0-9]+\.[bhsd]'
+arm_dot='\t[su]dot\t'
+# Armv8.1 (atomics, CRC, rounding multiplies), 8.2 (half precision arithmetic), 8.6 (matrices, BF16), SVE.
+arm='\t(cas|swp|(ld|st)(add|clr|set|eor|[su]max|[su]min))(p|a|l|al)?[bh]?\t|\tcrc32|\tsqrdml[as]h\t'
+arm+='|\t(?!fcvt)f[a-z0-9]+\t(v[0-9]+\.[48]h|h[0-9])|\t(usdot|sudot|smmla|ummla|usmmla|bfdot|bfmmla|bfmlal[bt]|bfcvtn?2?|fmlal2?|fmlsl2?)\t'
+arm+='|[ ,{\t]z[0-9]+\.[bhsd]'
 
 # forbidden ISA DISASSEMBLY: the pattern of what must not occur.
 forbidden() {
     case $1 in
         generic)
-            if [[ $2 == *"file format elf64-x86-64"* ]]; then echo "$x86_vex|$x86_scalar"; else echo "$arm"; fi ;;
-        avx2) echo "$x86_evex|$x86_scalar" ;;
-        avx512) echo "$x86_scalar|$x86_beyond_avx512" ;;
-        neon) echo "$arm" ;;
+            if [[ $2 == *"file format elf64-x86-64"* ]]; then echo "$x86_vex|$x86_scalar"; else echo "$arm|$arm_dot"; fi ;;
+        avx2) echo "$x86_evex|$x86_scalar|$x86_vnni_evex|$x86_vnni_vex" ;;
+        avx2vnni) echo "$x86_evex|$x86_scalar|$x86_vnni_evex|$x86_beyond_vnni_vex" ;;
+        avx512) echo "$x86_scalar|$x86_beyond_avx512|$x86_vnni_evex|$x86_vnni_vex" ;;
+        avx512vnni) echo "$x86_scalar|$x86_beyond_avx512|$x86_vnni_vex" ;;
+        neon) echo "$arm|$arm_dot" ;;
+        neondot) echo "$arm" ;;
         *) echo "check_objects.sh: no rule for the instruction set $1" >&2; exit 2 ;;
     esac
 }

@@ -122,14 +122,14 @@ TEST(ContextTest, OptionsChooseTheInstructionSet) {
         EXPECT_EQ(parse_isa(to_string(isa)), isa);
     }
     ContextOptions options;
-    options.isa = Isa::neondot;  // no kernels for it yet, on any machine
-    EXPECT_TRUE(says(refusal([&] { Context context(options); }, ErrorCode::unsupported), "neondot"));
     EXPECT_FALSE(parse_isa("sse9").has_value());
 #if defined(__aarch64__)
     constexpr Isa kForeign = Isa::avx2;
 #else
     constexpr Isa kForeign = Isa::neon;
 #endif
+    options.isa = kForeign;  // no kernels for it in this build
+    EXPECT_TRUE(says(refusal([&] { Context context(options); }, ErrorCode::unsupported), to_string(kForeign)));
     options = {};
     options.isa_cap = kForeign;
     EXPECT_TRUE(says(refusal([&] { Context context(options); }, ErrorCode::invalid_argument), "another architecture"));

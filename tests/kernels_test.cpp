@@ -1122,6 +1122,93 @@ TEST(KernelsTestTables, NamesAndEntries) {
     }
 }
 
+// ------------------------------------------------------------------------------------------------------- families
+
+/// What the kernels of a table make of the same numbers: every kernel whose arithmetic is on floats.
+std::vector<float> outputs_of(const KernelTable& table) {
+    Random random(seed_or(46));
+    std::vector<float> all;
+    const auto keep = [&](const float* data, std::size_t count) { all.insert(all.end(), data, data + count); };
+
+    constexpr std::size_t kRows = 11, kDepth = 37, kColumns = 80;
+    const DotBuffers dots({kRows, kColumns, kDepth}, random);
+    dots.run(table);
+    keep(dots.out.data(), dots.out.size());
+
+    GuardedFloats scores(kRows * kSpanTokens);
+    GuardedFloats bias(kSpanTokens);
+    for (float& x : scores) x = 4.0F * random.normal_f32();
+    fill_normal(bias, random);
+    bias[70] = -kInfinity;
+    std::vector<TokenRange> ranges;
+    std::vector<float> slopes, positions, max(kRows), sum(kRows);
+    std::vector<const float*> biases;
+    for (std::uint32_t r = 0; r < kRows; ++r) {
+        ranges.push_back({3 * r, 500 + r});
+        slopes.push_back(0.01F * static_cast<float>(r));
+        positions.push_back(400.0F);
+        biases.push_back(bias.data());
+    }
+    table.softmax_span({scores.data(),
+                        kSpanTokens,
+                        kRows,
+                        ranges.data(),
+                        0,
+                        kSpanTokens,
+                        max.data(),
+                        sum.data(),
+                        {20.0F, slopes.data(), positions.data(), biases.data()}});
+    keep(scores.data(), scores.size());
+    keep(max.data(), kRows);
+    keep(sum.data(), kRows);
+
+    constexpr std::size_t kPitch = 48;
+    GuardedFloats values(kSpanTokens * kPitch);
+    fill_normal(values, random);
+    std::vector<const float*> blocks;
+    for (std::size_t b = 0; b < 8; ++b) blocks.push_back(values.data() + b * 64 * kPitch);
+    GuardedFloats output(2 * kRows * kPitch);
+    for (const std::uint32_t nonfinite : {0U, 0xFFU}) {
+        table.weighted_rows({scores.data(), kSpanTokens, kRows, blocks.data(), kPitch, nonfinite, 0, kSpanTokens,
+                             kPitch, output.data() + (nonfinite != 0 ? kRows * kPitch : 0), kPitch});
+    }
+    keep(output.data(), output.size());
+
+    std::vector<float> other_max(kRows, 3.0F), other_sum(kRows, 1.5F);
+    const kernels::States into{output.data(), kPitch, max.data(), sum.data()};
+    table.merge({into, {output.data() + kRows * kPitch, kPitch, other_max.data(), other_sum.data()}, kRows, kPitch});
+    keep(output.data(), output.size());
+    GuardedFloats finished(kRows * kPitch);
+    table.finish({into, kRows, kPitch, finished.data(), kPitch});
+    keep(finished.data(), finished.size());
+
+    GuardedFloats made(kColumns), weight(kColumns), cosine(kColumns / 2), sine(kColumns / 2);
+    for (const GuardedFloats* floats : {&made, &weight, &cosine, &sine}) fill_normal(*floats, random);
+    table.rms_norm({dots.out.data(), kColumns, 1, kColumns, weight.data(), 1e-5F, made.data(), kColumns});
+    keep(made.data(), kColumns);
+    for (const bool interleaved : {false, true}) {
+        table.rotate({made.data(), 1, kColumns, kColumns / 2, cosine.data(), sine.data(), interleaved});
+        keep(made.data(), kColumns);
+    }
+    table.swiglu({made.data(), weight.data(), made.data(), kColumns});
+    keep(made.data(), kColumns);
+    table.exp2(made.data(), made.data(), kColumns);
+    keep(made.data(), kColumns);
+    return all;
+}
+
+// A cache filled on a machine with dot products goes on, bit for bit, on one without.
+TEST(KernelsTestFamilies, GiveTheSameBitsInFloats) {
+    const std::vector<Isa> isas = available_isas();
+    const auto available = [&](Isa isa) { return std::find(isas.begin(), isas.end(), isa) != isas.end(); };
+    for (const auto& [plain, with_dot_products] :
+         {std::pair{Isa::avx2, Isa::avx2vnni}, {Isa::avx512, Isa::avx512vnni}, {Isa::neon, Isa::neondot}}) {
+        if (!available(plain) || !available(with_dot_products)) continue;
+        SCOPED_TRACE(to_string(with_dot_products));
+        EXPECT_TRUE(same_bits(outputs_of(table_of(plain)), outputs_of(table_of(with_dot_products))));
+    }
+}
+
 // ------------------------------------------------------------------------------------------------ the limits' loops
 
 TEST(LimitsTest, LoopsGiveTheirSums) {

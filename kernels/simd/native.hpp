@@ -5,7 +5,9 @@
 //   kPanelVectors  registers of one panel row of 16 floats
 //   kTileRows      rows of a register tile, kTileVectors accumulators in all (the register plans: README.md)
 //   load, store, broadcast, first_lane, fma, max, divide (correctly rounded: xsimd 8 estimates on NEON)
-//   exp2 pieces    nearest_power(x): x rounded to a whole exponent n in [-126, 127], and what scale(p, n), p * 2^n, wants
+//   round_nearest  (x): to whole numbers, ties to even, for |x| < 2^22
+//   exp2 pieces    nearest_power(x): x rounded to a whole exponent n in [-126, 127], and what scale(p, n), p * 2^n,
+//   wants
 //                  of it; of other x an exponent that makes no NaN of a finite x, and a scale that zero_below() hides;
 //                  zero_below(x, limit, y): +0 where x < limit, else y (NaN keeps y)
 //   select_lanes   (begin, end, inside, outside): `inside` in the lanes begin <= i < end
@@ -20,9 +22,22 @@
 //   load_n, store_n  the first n <= kLanes lanes; the rest are +0, or left alone in memory
 //   I32, DotOperand, zero_i32, dot_ones   32-bit sums, and what their products are made of
 //   dot_add        (sums, a, b): sums + the products of a's and b's 8-bit elements (widened where the set must), in
-//                  the set's fastest way; kDotProducts of them
+//                  the set's fastest way; kDotProducts of them. kDotFused: one instruction that multiplies and adds
+//   broadcast_i32, add_i32, to_f32   on I32, signed; to_f32 rounds to nearest
+//   kInt8TileRows, kInt8TilePanels   the register tile of the int8 kernel
+//   kQuadSums      registers that the sums of one row and one panel take there
+//   kQuadLatency   sums under way that hide the latency of adding to one
+//   kInt8Terms     rows' codes are two terms of 8 bits (layout.hpp)
+//   add_quads      (sums, codes, panel_stride, rows, row_stride): sums + a quad of each panel times a quad of each row;
+//                  strides in bytes
+//   quad_totals    (sums, totals): those of one row and one panel, a column in each lane, kQuadOffset times the sum of
+//                  the row's codes too much
+//   store_row_quads  (p, first, second): whole numbers, the two terms of kLanes inputs, as the set's codes of a row
 //   hide           what a register holds is no longer known to the compiler: nothing is folded or hoisted over it
 //   transpose_16   16 strided rows of kTransposeColumns floats -> kTransposeColumns panel rows of 16
+//
+// The sets of a family share a header, and with it every instruction on floats: avx2 and avx2vnni, avx512 and
+// avx512vnni, neon and neondot give the same bits. Only the integer dot products differ.
 //
 // What xsimd 8 lacks or gets wrong (fused multiply-add on AVX-512, NaN order of max, partial loads) is native here.
 #pragma once
@@ -48,11 +63,11 @@ namespace headlong::HEADLONG_ISA {
 inline constexpr float kExponentMagic = 12583039.0F;
 }
 
-#if defined(HEADLONG_ISA_AVX512)
+#if defined(HEADLONG_ISA_AVX512) || defined(HEADLONG_ISA_AVX512VNNI)
 #include "kernels/simd/native_avx512.hpp"
-#elif defined(HEADLONG_ISA_AVX2)
+#elif defined(HEADLONG_ISA_AVX2) || defined(HEADLONG_ISA_AVX2VNNI)
 #include "kernels/simd/native_avx2.hpp"
-#elif defined(HEADLONG_ISA_NEON)
+#elif defined(HEADLONG_ISA_NEON) || defined(HEADLONG_ISA_NEONDOT)
 #include "kernels/simd/native_neon.hpp"
 #elif defined(HEADLONG_ISA_GENERIC)
 #include "kernels/simd/native_generic.hpp"

@@ -1,5 +1,6 @@
-// AVX2 with FMA (Haswell 2013, Zen 2017): 16 registers of 8 floats. Fused multiply-add: latency 4 to 5, two a cycle;
-// loads two a cycle (a broadcast from memory is a load); shuffles across 128-bit lanes: latency 3, one a cycle.
+// AVX2 with FMA (Haswell 2013, Zen 2017), and AVX-VNNI (Alder Lake 2021, Zen 5 2024): 16 registers of 8 floats. Fused
+// multiply-add: latency 4 to 5, two a cycle; loads two a cycle (a broadcast from memory is a load); shuffles across
+// 128-bit lanes: latency 3, one a cycle.
 #pragma once
 
 #include <immintrin.h>
@@ -39,6 +40,9 @@ HEADLONG_INLINE void store_n(float* p, F32 x, std::size_t n) noexcept {
     _mm256_maskstore_ps(p, lane_mask(0, static_cast<std::uint32_t>(n)), x);
 }
 
+HEADLONG_INLINE F32 round_nearest(F32 x) noexcept {
+    return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 struct Power {
     F32 exponent;
     F32 factor;
@@ -99,15 +103,26 @@ HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept {
     return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31);
 }
 
-// 16-bit pairs: the unsigned-by-signed 8-bit multiply of AVX2 saturates. One a cycle or two.
 using I32 = __m256i;
 using DotOperand = __m256i;
-inline constexpr std::size_t kDotProducts = 16;
 HEADLONG_INLINE I32 zero_i32() noexcept { return _mm256_setzero_si256(); }
+#if defined(HEADLONG_ISA_AVX2VNNI)
+// Unsigned by signed bytes, four products a lane: latency 4 to 5, two a cycle.
+inline constexpr std::size_t kDotProducts = 32;
+inline constexpr bool kDotFused = true;
+HEADLONG_INLINE DotOperand dot_ones() noexcept { return _mm256_set1_epi8(1); }
+HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept {
+    return _mm256_dpbusd_avx_epi32(sums, a, b);
+}
+#else
+// 16-bit pairs: the unsigned-by-signed 8-bit multiply of AVX2 saturates. One a cycle or two.
+inline constexpr std::size_t kDotProducts = 16;
+inline constexpr bool kDotFused = false;
 HEADLONG_INLINE DotOperand dot_ones() noexcept { return _mm256_set1_epi16(1); }
 HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept {
     return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
 }
+#endif
 HEADLONG_INLINE void hide(__m256i& x) noexcept { asm volatile("" : "+x"(x)); }
 HEADLONG_INLINE void hide(F32& x) noexcept {
     __m256 bits = x;
@@ -116,5 +131,89 @@ HEADLONG_INLINE void hide(F32& x) noexcept {
 }
 
 #include "kernels/simd/transpose_avx2-inl.hpp"
+
+HEADLONG_INLINE I32 broadcast_i32(std::int32_t x) noexcept { return _mm256_set1_epi32(x); }
+HEADLONG_INLINE I32 add_i32(I32 a, I32 b) noexcept { return _mm256_add_epi32(a, b); }
+HEADLONG_INLINE F32 to_f32(I32 x) noexcept { return _mm256_cvtepi32_ps(x); }
+
+inline constexpr std::int32_t kQuadOffset = 128;
+inline constexpr std::size_t kInt8TileRows = 3;  // 12 accumulators, a register of codes, those of the rows
+inline constexpr std::size_t kInt8TilePanels = 1;
+inline constexpr std::size_t kQuadSums = 4;
+#if defined(HEADLONG_ISA_AVX2VNNI)
+// Two registers of 8 columns, a sum of the first and of the second terms for each.
+inline constexpr std::size_t kQuadLatency = 8;
+inline constexpr bool kInt8Terms = true;
+template <std::size_t Rows, std::size_t Panels>
+HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* codes,
+                               std::size_t panel_stride, const std::uint8_t* rows, std::size_t row_stride) noexcept {
+    __m256i w[Panels][2];
+    HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+        HEADLONG_UNROLL for (std::size_t i = 0; i < 2; ++i) {
+            w[p][i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + p * panel_stride + i * 32));
+        }
+    }
+    HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        HEADLONG_UNROLL for (std::size_t term = 0; term < 2; ++term) {
+            std::int32_t quad = 0;
+            std::memcpy(&quad, rows + r * row_stride + term * 4, sizeof quad);
+            const __m256i x = _mm256_set1_epi32(quad);
+            HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                HEADLONG_UNROLL for (std::size_t i = 0; i < 2; ++i) {
+                    I32& sum = sums[r][p][2 * i + term];
+                    sum = _mm256_dpbusd_avx_epi32(sum, w[p][i], x);
+                    hide(sum);  // or gcc keeps old and new sums side by side, and spills
+                }
+            }
+        }
+    }
+}
+HEADLONG_INLINE void quad_totals(const I32 (&sums)[kQuadSums], I32 (&totals)[2]) noexcept {
+    HEADLONG_UNROLL for (std::size_t i = 0; i < 2; ++i) {  // 254 = 256 - 2
+        const __m256i first =
+            _mm256_sub_epi32(_mm256_slli_epi32(sums[2 * i], 8), _mm256_add_epi32(sums[2 * i], sums[2 * i]));
+        totals[i] = _mm256_add_epi32(first, sums[2 * i + 1]);
+    }
+}
+HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noexcept {
+    __m256i x = _mm256_packs_epi32(_mm256_cvtps_epi32(first), _mm256_cvtps_epi32(second));
+    x = _mm256_packs_epi16(x, x);  // in each half a quad of both terms, twice
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm256_castsi256_si128(_mm256_permute4x64_epi64(x, _MM_SHUFFLE(3, 1, 2, 0))));
+}
+#else
+// Four registers of 4 columns, two partial sums for each column: vpmaddwd adds neighbours. The codes are widened to
+// 16 bits as they are loaded; a row's four codes are broadcast.
+inline constexpr std::size_t kQuadLatency = 4;  // only the addition waits for the one before
+inline constexpr bool kInt8Terms = false;
+/// gcc would keep old and new sums side by side, and spill.
+HEADLONG_INLINE void add_in_place(I32& sum, I32 x) noexcept { asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x)); }
+template <std::size_t Rows, std::size_t Panels>
+HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* codes,
+                               std::size_t panel_stride, const std::uint8_t* rows, std::size_t row_stride) noexcept {
+    HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+        HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
+            const auto* quarter = reinterpret_cast<const __m128i*>(codes + p * panel_stride + i * 16);
+            const __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128(quarter));
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                long long quad = 0;
+                std::memcpy(&quad, rows + r * row_stride, sizeof quad);
+                add_in_place(sums[r][p][i], _mm256_madd_epi16(w, _mm256_set1_epi64x(quad)));
+            }
+        }
+    }
+}
+HEADLONG_INLINE void quad_totals(const I32 (&sums)[kQuadSums], I32 (&totals)[2]) noexcept {
+    HEADLONG_UNROLL for (std::size_t i = 0; i < 2; ++i) {  // inside 128-bit halves: columns 0 1 4 5, 2 3 6 7
+        totals[i] = _mm256_permute4x64_epi64(_mm256_hadd_epi32(sums[2 * i], sums[2 * i + 1]), _MM_SHUFFLE(3, 1, 2, 0));
+    }
+}
+HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noexcept {
+    const __m256i x = _mm256_cvtps_epi32(first * broadcast(254.0F) + second);
+    const __m256i twice = _mm256_packs_epi32(x, x);  // in each half a quad, twice
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm256_castsi256_si128(_mm256_permute4x64_epi64(twice, _MM_SHUFFLE(3, 1, 2, 0))));
+}
+#endif
 
 }  // namespace headlong::HEADLONG_ISA

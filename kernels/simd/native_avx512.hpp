@@ -1,5 +1,6 @@
-// AVX-512 F, BW, DQ, VL (Skylake-X 2017, Zen 4 2022): 32 registers of 16 floats. Fused multiply-add: latency 4, two a
-// cycle where both 512-bit ports exist; loads two a cycle; scalef and roundscale: latency 4 and 8, one to two a cycle.
+// AVX-512 F, BW, DQ, VL (Skylake-X 2017), and VNNI (Cascade Lake 2019, Zen 4 2022): 32 registers of 16 floats. Fused
+// multiply-add: latency 4, two a cycle where both 512-bit ports exist; loads two a cycle; scalef and roundscale:
+// latency 4 and 8, one to two a cycle.
 #pragma once
 
 #include <immintrin.h>
@@ -36,12 +37,13 @@ HEADLONG_INLINE void store_n(float* p, F32 x, std::size_t n) noexcept {
     _mm512_mask_storeu_ps(p, lane_mask(0, static_cast<std::uint32_t>(n)), x);
 }
 
+HEADLONG_INLINE F32 round_nearest(F32 x) noexcept {
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 struct Power {
     F32 exponent;
 };
-HEADLONG_INLINE Power nearest_power(F32 x) noexcept {
-    return {_mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-}
+HEADLONG_INLINE Power nearest_power(F32 x) noexcept { return {round_nearest(x)}; }
 HEADLONG_INLINE F32 scale(F32 p, Power n) noexcept { return _mm512_scalef_ps(p, n.exponent); }
 HEADLONG_INLINE F32 zero_below(F32 x, float limit, F32 y) noexcept {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), y);
@@ -95,15 +97,24 @@ HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept {
     return _mm512_permutex2var_ps(a, lanes, b);
 }
 
-// 16-bit pairs, as without VNNI: this set has no dot product of bytes. One a cycle or two.
 using I32 = __m512i;
 using DotOperand = __m512i;
-inline constexpr std::size_t kDotProducts = 32;
 HEADLONG_INLINE I32 zero_i32() noexcept { return _mm512_setzero_si512(); }
+#if defined(HEADLONG_ISA_AVX512VNNI)
+// Unsigned by signed bytes, four products a lane: latency 4 to 5, one a cycle or two.
+inline constexpr std::size_t kDotProducts = 64;
+inline constexpr bool kDotFused = true;
+HEADLONG_INLINE DotOperand dot_ones() noexcept { return _mm512_set1_epi8(1); }
+HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept { return _mm512_dpbusd_epi32(sums, a, b); }
+#else
+// 16-bit pairs: without VNNI there is no dot product of bytes. One a cycle or two.
+inline constexpr std::size_t kDotProducts = 32;
+inline constexpr bool kDotFused = false;
 HEADLONG_INLINE DotOperand dot_ones() noexcept { return _mm512_set1_epi16(1); }
 HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept {
     return _mm512_add_epi32(sums, _mm512_madd_epi16(a, b));
 }
+#endif
 HEADLONG_INLINE void hide(__m512i& x) noexcept { asm volatile("" : "+v"(x)); }
 HEADLONG_INLINE void hide(F32& x) noexcept {
     __m512 bits = x;
@@ -112,5 +123,84 @@ HEADLONG_INLINE void hide(F32& x) noexcept {
 }
 
 #include "kernels/simd/transpose_avx2-inl.hpp"
+
+HEADLONG_INLINE I32 broadcast_i32(std::int32_t x) noexcept { return _mm512_set1_epi32(x); }
+HEADLONG_INLINE I32 add_i32(I32 a, I32 b) noexcept { return _mm512_add_epi32(a, b); }
+HEADLONG_INLINE F32 to_f32(I32 x) noexcept { return _mm512_cvtepi32_ps(x); }
+
+inline constexpr std::int32_t kQuadOffset = 128;
+inline constexpr std::size_t kInt8TileRows = 6;  // 24 accumulators, registers of codes of both panels, one of a row
+inline constexpr std::size_t kInt8TilePanels = 2;
+inline constexpr std::size_t kQuadSums = 2;
+#if defined(HEADLONG_ISA_AVX512VNNI)
+// One register of 16 columns, a sum of the first and of the second terms.
+inline constexpr std::size_t kQuadLatency = 8;
+inline constexpr bool kInt8Terms = true;
+template <std::size_t Rows, std::size_t Panels>
+HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* codes,
+                               std::size_t panel_stride, const std::uint8_t* rows, std::size_t row_stride) noexcept {
+    __m512i w[Panels];
+    HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) w[p] = _mm512_loadu_si512(codes + p * panel_stride);
+    HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        HEADLONG_UNROLL for (std::size_t term = 0; term < 2; ++term) {
+            std::int32_t quad = 0;
+            std::memcpy(&quad, rows + r * row_stride + term * 4, sizeof quad);
+            const __m512i x = _mm512_set1_epi32(quad);
+            HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                sums[r][p][term] = _mm512_dpbusd_epi32(sums[r][p][term], w[p], x);
+                hide(sums[r][p][term]);  // or gcc keeps old and new sums side by side, and spills
+            }
+        }
+    }
+}
+HEADLONG_INLINE void quad_totals(const I32 (&sums)[kQuadSums], I32 (&totals)[1]) noexcept {
+    const __m512i first = _mm512_sub_epi32(_mm512_slli_epi32(sums[0], 8), _mm512_add_epi32(sums[0], sums[0]));
+    totals[0] = _mm512_add_epi32(first, sums[1]);  // 254 = 256 - 2
+}
+HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noexcept {
+    const __m128i a = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(first));
+    const __m128i b = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(second));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_unpacklo_epi32(a, b));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 16), _mm_unpackhi_epi32(a, b));
+}
+#else
+// Two registers of 8 columns, two partial sums for each column: vpmaddwd adds neighbours. The codes are widened to
+// 16 bits as they are loaded; a row's four codes are broadcast.
+inline constexpr std::size_t kQuadLatency = 2;  // only the addition waits for the one before
+inline constexpr bool kInt8Terms = false;
+/// gcc would keep old and new sums side by side, and spill.
+HEADLONG_INLINE void add_in_place(I32& sum, I32 x) noexcept { asm("vpaddd %1, %0, %0" : "+v"(sum) : "v"(x)); }
+template <std::size_t Rows, std::size_t Panels>
+HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* codes,
+                               std::size_t panel_stride, const std::uint8_t* rows, std::size_t row_stride) noexcept {
+    __m512i w[Panels][kQuadSums];
+    HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+        HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
+            const auto* half = reinterpret_cast<const __m256i*>(codes + p * panel_stride + i * 32);
+            w[p][i] = _mm512_cvtepu8_epi16(_mm256_loadu_si256(half));
+        }
+    }
+    HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        long long quad = 0;
+        std::memcpy(&quad, rows + r * row_stride, sizeof quad);
+        const __m512i x = _mm512_set1_epi64(quad);
+        HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+            HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
+                add_in_place(sums[r][p][i], _mm512_madd_epi16(w[p][i], x));
+            }
+        }
+    }
+}
+HEADLONG_INLINE void quad_totals(const I32 (&sums)[kQuadSums], I32 (&totals)[1]) noexcept {
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+    totals[0] = _mm512_add_epi32(_mm512_permutex2var_epi32(sums[0], even, sums[1]),
+                                 _mm512_permutex2var_epi32(sums[0], odd, sums[1]));
+}
+HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noexcept {
+    const __m512i x = _mm512_cvtps_epi32(first * broadcast(254.0F) + second);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
+}
+#endif
 
 }  // namespace headlong::HEADLONG_ISA

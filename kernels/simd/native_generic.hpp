@@ -38,6 +38,11 @@ HEADLONG_INLINE F32 load_n(const float* p, std::size_t n) noexcept {
 }
 HEADLONG_INLINE void store_n(float* p, F32 x, std::size_t n) noexcept { std::memcpy(p, &x, n * sizeof(float)); }
 
+// 1.5 * 2^23: adding it rounds to a whole number, for |x| < 2^22
+inline constexpr float kRoundingMagic = 12582912.0F;
+HEADLONG_INLINE F32 round_nearest(F32 x) noexcept {
+    return (x + broadcast(kRoundingMagic)) - broadcast(kRoundingMagic);
+}
 struct Power {
     F32 exponent;
     F32 factor;
@@ -93,6 +98,7 @@ HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept { return F32{a[2], b[2], a[3
 using I32 = U32;
 using DotOperand = U32;
 inline constexpr std::size_t kDotProducts = 4;
+inline constexpr bool kDotFused = false;
 HEADLONG_INLINE I32 zero_i32() noexcept { return I32{}; }
 HEADLONG_INLINE DotOperand dot_ones() noexcept { return U32{1, 1, 1, 1}; }
 HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept { return sums + a * b; }
@@ -118,6 +124,49 @@ HEADLONG_INLINE void transpose_16(const float* rows, std::ptrdiff_t stride, floa
     for (std::ptrdiff_t row = 0; row < 16; ++row) {
         const F32 x = load(rows + row * stride);
         for (std::ptrdiff_t column = 0; column < 4; ++column) panel[column * 16 + row] = x[column];
+    }
+}
+
+HEADLONG_INLINE I32 broadcast_i32(std::int32_t x) noexcept { return U32{} + static_cast<std::uint32_t>(x); }
+HEADLONG_INLINE I32 add_i32(I32 a, I32 b) noexcept { return a + b; }
+HEADLONG_INLINE F32 to_f32(I32 x) noexcept {
+    using S32 = std::int32_t __attribute__((vector_size(16)));
+    return __builtin_convertvector(reinterpret_cast<S32>(x), F32);
+}
+
+// Four vectors of 4 columns: a column's four codes are one number, of which each byte is taken in turn. Products are
+// mod 2^32, which is what signed ones are as well.
+inline constexpr std::int32_t kQuadOffset = 128;
+inline constexpr std::size_t kInt8TileRows = 2;  // 8 accumulators: a 32-bit product takes registers in SSE2
+inline constexpr std::size_t kInt8TilePanels = 1;
+inline constexpr std::size_t kQuadSums = 4;
+inline constexpr std::size_t kQuadLatency = 4;
+inline constexpr bool kInt8Terms = false;
+template <std::size_t Rows, std::size_t Panels>
+HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* codes,
+                               std::size_t panel_stride, const std::uint8_t* rows, std::size_t row_stride) noexcept {
+    HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+        HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
+            U32 w;
+            std::memcpy(&w, codes + p * panel_stride + i * sizeof w, sizeof w);
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                std::int16_t x[4];
+                std::memcpy(x, rows + r * row_stride, sizeof x);
+                HEADLONG_UNROLL for (std::uint32_t input = 0; input < 4; ++input) {
+                    sums[r][p][i] = sums[r][p][i] + (w >> 8U * input & 0xFFU) * broadcast_i32(x[input]);
+                }
+            }
+        }
+    }
+}
+HEADLONG_INLINE void quad_totals(const I32 (&sums)[kQuadSums], I32 (&totals)[4]) noexcept {
+    HEADLONG_UNROLL for (std::size_t i = 0; i < 4; ++i) totals[i] = sums[i];
+}
+HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noexcept {
+    const F32 x = first * broadcast(254.0F) + second;
+    for (std::size_t i = 0; i < kLanes; ++i) {
+        const auto code = static_cast<std::int16_t>(x[i]);
+        std::memcpy(p + i * sizeof code, &code, sizeof code);
     }
 }
 

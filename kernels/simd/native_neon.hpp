@@ -1,5 +1,5 @@
-// NEON of AArch64: 32 registers of 4 floats. Fused multiply-add: latency 4, two (Neoverse N1) to four (Apple, V1)
-// a cycle; loads two to three a cycle.
+// NEON of AArch64, and its dot products (Cortex-A55 and A75 2017, Apple A11): 32 registers of 4 floats. Fused
+// multiply-add: latency 4, two (Neoverse N1) to four (Apple, V1) a cycle; loads two to three a cycle.
 #pragma once
 
 #include <arm_neon.h>
@@ -36,6 +36,7 @@ HEADLONG_INLINE void store_n(float* p, F32 x, std::size_t n) noexcept {
     std::memcpy(p, lanes, n * sizeof(float));
 }
 
+HEADLONG_INLINE F32 round_nearest(F32 x) noexcept { return vrndnq_f32(x); }
 struct Power {
     F32 exponent;
     F32 factor;
@@ -86,16 +87,23 @@ HEADLONG_INLINE F32 odd_lanes(F32 a, F32 b) noexcept { return vuzp2q_f32(a, b); 
 HEADLONG_INLINE F32 zip_low(F32 a, F32 b) noexcept { return vzip1q_f32(a, b); }
 HEADLONG_INLINE F32 zip_high(F32 a, F32 b) noexcept { return vzip2q_f32(a, b); }
 
-// 16 bytes a step: a widening multiply of each half, and the neighbours' products added up.
 using I32 = int32x4_t;
 using DotOperand = int8x16_t;
 inline constexpr std::size_t kDotProducts = 16;
 HEADLONG_INLINE I32 zero_i32() noexcept { return vdupq_n_s32(0); }
 HEADLONG_INLINE DotOperand dot_ones() noexcept { return vdupq_n_s8(1); }
+#if defined(HEADLONG_ISA_NEONDOT)
+// Four products a lane: latency 3 to 4, two (Neoverse N1) to four (Apple, V1) a cycle.
+inline constexpr bool kDotFused = true;
+HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept { return vdotq_s32(sums, a, b); }
+#else
+// 16 bytes a step: a widening multiply of each half, and the neighbours' products added up.
+inline constexpr bool kDotFused = false;
 HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept {
     const I32 low = vpadalq_s16(sums, vmull_s8(vget_low_s8(a), vget_low_s8(b)));
     return vpadalq_s16(low, vmull_high_s8(a, b));
 }
+#endif
 HEADLONG_INLINE void hide(int8x16_t& x) noexcept { asm volatile("" : "+w"(x)); }
 HEADLONG_INLINE void hide(int32x4_t& x) noexcept { asm volatile("" : "+w"(x)); }
 HEADLONG_INLINE void hide(F32& x) noexcept {
@@ -117,5 +125,87 @@ HEADLONG_INLINE void transpose_16(const float* rows, std::ptrdiff_t stride, floa
         vst1q_f32(out + 48, vcombine_f32(vget_high_f32(ab.val[1]), vget_high_f32(cd.val[1])));
     }
 }
+
+HEADLONG_INLINE I32 broadcast_i32(std::int32_t x) noexcept { return vdupq_n_s32(x); }
+HEADLONG_INLINE I32 add_i32(I32 a, I32 b) noexcept { return vaddq_s32(a, b); }
+HEADLONG_INLINE F32 to_f32(I32 x) noexcept { return vcvtq_f32_s32(x); }
+
+inline constexpr std::size_t kInt8TilePanels = 1;
+inline constexpr std::size_t kQuadLatency = 8;
+#if defined(HEADLONG_ISA_NEONDOT)
+// Four registers of 4 columns, a sum of the first and of the second terms for each. Exclusive or with 0x80 takes the
+// offset from a code, which is then q.
+inline constexpr std::int32_t kQuadOffset = 0;
+inline constexpr std::size_t kInt8TileRows = 3;  // 24 accumulators, a register of codes, 3 of the rows
+inline constexpr std::size_t kQuadSums = 8;
+inline constexpr bool kInt8Terms = true;
+template <std::size_t Rows, std::size_t Panels>
+HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* codes,
+                               std::size_t panel_stride, const std::uint8_t* rows, std::size_t row_stride) noexcept {
+    int8x8_t x[Rows];
+    HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        x[r] = vld1_s8(reinterpret_cast<const std::int8_t*>(rows + r * row_stride));
+    }
+    HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+        HEADLONG_UNROLL for (std::size_t i = 0; i < 4; ++i) {
+            const uint8x16_t code = vld1q_u8(codes + p * panel_stride + i * 16);
+            const int8x16_t w = vreinterpretq_s8_u8(veorq_u8(code, vdupq_n_u8(0x80)));
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                sums[r][p][2 * i] = vdotq_lane_s32(sums[r][p][2 * i], w, x[r], 0);
+                sums[r][p][2 * i + 1] = vdotq_lane_s32(sums[r][p][2 * i + 1], w, x[r], 1);
+            }
+        }
+    }
+}
+HEADLONG_INLINE void quad_totals(const I32 (&sums)[kQuadSums], I32 (&totals)[4]) noexcept {
+    HEADLONG_UNROLL for (std::size_t i = 0; i < 4; ++i) totals[i] = vmlaq_n_s32(sums[2 * i + 1], sums[2 * i], 254);
+}
+HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noexcept {
+    const int16x8_t x = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(first)), vmovn_s32(vcvtnq_s32_f32(second)));
+    vst1_s8(reinterpret_cast<std::int8_t*>(p), vmovn_s16(x));
+}
+#else
+// Four registers of 4 columns. Loading four apart puts one input's codes of all columns into a register; they are
+// widened to 16 bits and multiplied by one of a row's four codes.
+inline constexpr std::int32_t kQuadOffset = 128;
+inline constexpr std::size_t kInt8TileRows = 4;  // 16 accumulators, 6 registers of codes, 4 of the rows
+inline constexpr std::size_t kQuadSums = 4;
+inline constexpr bool kInt8Terms = false;
+template <int Input, std::size_t Rows>
+HEADLONG_INLINE void add_input(I32 (&sums)[Rows][1][kQuadSums], uint8x16_t codes, const int16x4_t (&x)[Rows]) noexcept {
+    const int16x8_t low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(codes)));
+    const int16x8_t high = vreinterpretq_s16_u16(vmovl_high_u8(codes));
+    HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        I32(&row)[kQuadSums] = sums[r][0];
+        row[0] = vmlal_lane_s16(row[0], vget_low_s16(low), x[r], Input);
+        row[1] = vmlal_high_lane_s16(row[1], low, x[r], Input);
+        row[2] = vmlal_lane_s16(row[2], vget_low_s16(high), x[r], Input);
+        row[3] = vmlal_high_lane_s16(row[3], high, x[r], Input);
+        if constexpr (Rows == kInt8TileRows) {  // gcc copies sums about in the whole tile, in smaller ones with this
+            HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) hide(row[i]);
+        }
+    }
+}
+template <std::size_t Rows>
+HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][1][kQuadSums], const std::uint8_t* codes, std::size_t,
+                               const std::uint8_t* rows, std::size_t row_stride) noexcept {
+    int16x4_t x[Rows];
+    HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+        x[r] = vld1_s16(reinterpret_cast<const std::int16_t*>(rows + r * row_stride));
+    }
+    const uint8x16x4_t inputs = vld4q_u8(codes);
+    add_input<0>(sums, inputs.val[0], x);
+    add_input<1>(sums, inputs.val[1], x);
+    add_input<2>(sums, inputs.val[2], x);
+    add_input<3>(sums, inputs.val[3], x);
+}
+HEADLONG_INLINE void quad_totals(const I32 (&sums)[kQuadSums], I32 (&totals)[4]) noexcept {
+    HEADLONG_UNROLL for (std::size_t i = 0; i < 4; ++i) totals[i] = sums[i];
+}
+HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noexcept {
+    const int32x4_t x = vcvtnq_s32_f32(first * broadcast(254.0F) + second);
+    vst1_s16(reinterpret_cast<std::int16_t*>(p), vmovn_s32(x));
+}
+#endif
 
 }  // namespace headlong::HEADLONG_ISA

@@ -1,0 +1,678 @@
+// The int8 kernels of linear layers on every instruction set that this machine can run: quantising bit for bit against
+// the formulas, products bit for bit against exact integers, and the whole against double precision.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "engine/isa.hpp"
+#include "kernels/kernel_table.hpp"
+#include "kernels/layout.hpp"
+#include "tests/support/buffers.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/isas.hpp"
+#include "tests/support/random.hpp"
+
+namespace headlong::test {
+namespace {
+
+using kernels::int8_panel_bytes;
+using kernels::int8_row_bytes;
+using kernels::KernelTable;
+using kernels::kQuantGroup;
+using kernels::quant_groups;
+using kernels::quant_quads;
+using Sizes = std::vector<std::size_t>;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr std::array<float, 4> kGarbage{kNaN, kInfinity, -kInfinity, 3e38F};
+constexpr std::uint8_t kPoison = 0xA5;
+constexpr int kLargestCode = 127 * 254 + 127;
+
+const Sizes& depths() {
+    static const Sizes all{1, 2, 3, 4, 5, 15, 63, 64, 65, 127, 128, 129, 203, 576};
+    return all;
+}
+
+/// a * b + c as the instruction set does it: `generic` rounds twice.
+float multiply_add(Isa isa, float a, float b, float c) {
+    if (isa != Isa::generic) return std::fma(a, b, c);
+    const float product = a * b;  // the build compiles with -ffp-contract=off
+    return product + c;
+}
+
+template <typename T>
+T read(const std::byte* p) {
+    T value;
+    std::memcpy(&value, p, sizeof value);
+    return value;
+}
+template <typename T>
+void write(std::byte* p, T value) {
+    std::memcpy(p, &value, sizeof value);
+}
+
+/// Int8 panels in guarded memory, with poison between them.
+struct Panels {
+    std::size_t depth, count, stride;
+    GuardedBytes bytes;
+
+    Panels(std::size_t panel_depth, std::size_t panel_count, std::size_t gap = 0)
+        : depth(panel_depth),
+          count(panel_count),
+          stride(int8_panel_bytes(depth) + gap * 64),
+          bytes(count == 0 ? 0 : (count - 1) * stride + int8_panel_bytes(depth)) {
+        std::fill_n(bytes.data(), bytes.size(), std::byte{kPoison});
+    }
+    std::uint8_t* data() const { return reinterpret_cast<std::uint8_t*>(bytes.data()); }
+
+    std::byte* group(std::size_t g, std::size_t column) const {
+        return bytes.data() + column / 16 * stride + g * kernels::kInt8GroupBytes;
+    }
+    std::byte* scale_at(std::size_t g, std::size_t column) const { return group(g, column) + column % 16 * 4; }
+    std::byte* code_at(std::size_t k, std::size_t column) const {
+        return group(k / 64, column) + 64 + k % 64 / 4 * 64 + column % 16 * 4 + k % 4;
+    }
+    float scale(std::size_t g, std::size_t column) const { return read<float>(scale_at(g, column)); }
+    int code(std::size_t k, std::size_t column) const { return static_cast<int>(*code_at(k, column)) - 128; }
+};
+
+/// Int8 rows in guarded memory, in the table's format.
+struct QuantisedRows {
+    std::size_t depth, count, stride;
+    bool terms;
+    GuardedBytes bytes;
+
+    QuantisedRows(const KernelTable& table, std::size_t row_depth, std::size_t row_count, std::size_t gap = 0)
+        : depth(row_depth),
+          count(row_count),
+          stride(int8_row_bytes(depth) + gap * 64),
+          terms(table.int8_terms),
+          bytes(count == 0 ? 0 : (count - 1) * stride + int8_row_bytes(depth)) {
+        std::fill_n(bytes.data(), bytes.size(), std::byte{kPoison});
+    }
+    std::uint8_t* data() const { return reinterpret_cast<std::uint8_t*>(bytes.data()); }
+
+    std::byte* quad(std::size_t r, std::size_t k) const { return bytes.data() + r * stride + k / 4 * 8; }
+    std::byte* factor_at(std::size_t r, std::size_t g) const {
+        return bytes.data() + r * stride + kernels::int8_row_factors(depth) + g * 4;
+    }
+    std::byte* sum_at(std::size_t r, std::size_t g) const {
+        return bytes.data() + r * stride + kernels::int8_row_sums(depth) + g * 4;
+    }
+    float factor(std::size_t r, std::size_t g) const { return read<float>(factor_at(r, g)); }
+    int sum(std::size_t r, std::size_t g) const { return read<std::int32_t>(sum_at(r, g)); }
+    int code(std::size_t r, std::size_t k) const {
+        if (!terms) return read<std::int16_t>(quad(r, k) + k % 4 * 2);
+        return 254 * read<std::int8_t>(quad(r, k) + k % 4) + read<std::int8_t>(quad(r, k) + 4 + k % 4);
+    }
+    void set_code(std::size_t r, std::size_t k, int code) const {
+        if (!terms) {
+            write(quad(r, k) + k % 4 * 2, static_cast<std::int16_t>(code));
+            return;
+        }
+        const int first = static_cast<int>(std::lround(code / 254.0));
+        write(quad(r, k) + k % 4, static_cast<std::int8_t>(std::clamp(first, -127, 127)));
+        write(quad(r, k) + 4 + k % 4, static_cast<std::int8_t>(code - 254 * std::clamp(first, -127, 127)));
+    }
+};
+
+struct Shape {
+    std::size_t rows, columns, depth;
+    bool accumulate = false;
+};
+
+std::string text(const Shape& shape) {
+    return std::to_string(shape.rows) + " rows, " + std::to_string(shape.columns) + " columns, depth " +
+           std::to_string(shape.depth) + (shape.accumulate ? ", accumulating" : "");
+}
+
+/// Codes, scales and factors set by hand, and what must come out.
+struct Product {
+    Shape shape;
+    Isa isa;
+    std::size_t groups, out_stride;
+    Panels panels;
+    QuantisedRows rows;
+    GuardedFloats out;
+
+    Product(Isa set, const Shape& s, std::size_t gap = 0)
+        : shape(s),
+          isa(set),
+          groups(quant_groups(s.depth)),
+          out_stride(s.columns + 3),
+          panels(s.depth, (s.columns + 15) / 16, gap),
+          rows(table_of(set), s.depth, s.rows, gap),
+          out(s.rows * out_stride) {}
+
+    /// code(k, column) of weights in [-127, 127], row_code(r, k) of rows. Dead columns and padding inputs get the
+    /// worst that a layout allows: any code, NaN scales; but padding inputs of rows are zeros.
+    template <typename Code, typename RowCode>
+    void fill(const Code& code, const RowCode& row_code, Random& random, bool unit_scales = false) {
+        for (std::size_t column = 0; column < panels.count * 16; ++column) {
+            for (std::size_t g = 0; g < groups; ++g) {
+                const float scale = unit_scales ? 1.0F : static_cast<float>(random.uniform(0.001, 0.1));
+                write(panels.scale_at(g, column), column < shape.columns ? scale : kGarbage[column % 4]);
+            }
+            for (std::size_t k = 0; k < quant_quads(shape.depth) * 4; ++k) {
+                const bool live = column < shape.columns && k < shape.depth;
+                *panels.code_at(k, column) = static_cast<std::byte>(live ? 128 + code(k, column) : 255);
+            }
+        }
+        for (std::size_t r = 0; r < shape.rows; ++r) {
+            for (std::size_t g = 0; g < groups; ++g) {
+                write(rows.factor_at(r, g), unit_scales ? 1.0F : static_cast<float>(random.uniform(0.0001, 0.01)));
+                int sum = 0;
+                for (std::size_t k = g * 64; k < std::min(quant_quads(shape.depth) * 4, g * 64 + 64); ++k) {
+                    rows.set_code(r, k, k < shape.depth ? row_code(r, k) : 0);
+                    sum += rows.code(r, k);
+                }
+                write(rows.sum_at(r, g), static_cast<std::int32_t>(sum));
+            }
+        }
+        if (shape.accumulate) {
+            for (std::size_t r = 0; r < shape.rows; ++r) {
+                for (std::size_t c = 0; c < shape.columns; ++c) out[r * out_stride + c] = random.normal_f32();
+            }
+        }
+    }
+
+    kernels::DotPanelsInt8 call() const {
+        return {rows.data(), rows.stride, shape.rows, panels.data(), panels.stride,    shape.depth, 0,
+                groups,      out.data(),  out_stride, shape.columns, shape.accumulate, false};
+    }
+    void run() const { table_of(isa).dot_panels_int8(call()); }
+
+    std::int64_t integer(std::size_t r, std::size_t column, std::size_t g) const {
+        std::int64_t sum = 0;
+        for (std::size_t k = g * 64; k < std::min(shape.depth, g * 64 + 64); ++k) {
+            sum += static_cast<std::int64_t>(rows.code(r, k)) * panels.code(k, column);
+        }
+        return sum;
+    }
+
+    /// All of `out`, canaries included.
+    std::vector<float> expected() const {
+        std::vector<float> want(out.begin(), out.end());
+        for (std::size_t r = 0; r < shape.rows; ++r) {
+            for (std::size_t c = 0; c < shape.columns; ++c) {
+                float sum = shape.accumulate ? want[r * out_stride + c] : 0.0F;
+                for (std::size_t g = 0; g < groups; ++g) {
+                    const float scaled = static_cast<float>(integer(r, c, g)) * panels.scale(g, c);
+                    sum = multiply_add(isa, scaled, rows.factor(r, g), sum);
+                }
+                want[r * out_stride + c] = sum;
+            }
+        }
+        return want;
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------- the products
+
+// The sum of a group is an exact integer on every set, and what follows has one order: bits that know of no tile.
+TEST(Int8KernelsTestDot, AddsUpGroupsInAscendingOrderForEveryShape) {
+    Random random(seed_or(71));
+    HEADLONG_TRACE_SEED(random);
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (const std::size_t depth : depths()) {
+            for (std::size_t rows = 1; rows <= 9; ++rows) {
+                for (const std::size_t columns : Sizes{1, 15, 16, 17, 33}) {
+                    if (emulated() && depth > 129 && (rows + columns) % 3 != 0) continue;
+                    Product product(isa, {rows, columns, depth, random.chance(0.3)},
+                                    static_cast<std::size_t>(random.integer(0, 2)));
+                    product.fill(
+                        [&](auto, auto) { return static_cast<int>(random.integer(-127, 127)); },
+                        [&](auto, auto) { return static_cast<int>(random.integer(-kLargestCode, kLargestCode)); },
+                        random);
+                    const std::vector<float> want = product.expected();
+                    product.run();
+                    ASSERT_TRUE(same_bits(product.out.data(), want.data(), want.size())) << text(product.shape);
+                }
+            }
+        }
+    }
+}
+
+// Integers that a float holds exactly: not one unit may be missing.
+TEST(Int8KernelsTestDot, SumsOfAGroupAreExact) {
+    Random random(seed_or(72));
+    HEADLONG_TRACE_SEED(random);
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (std::size_t depth = 1; depth <= kQuantGroup; depth += emulated() ? 5 : 1) {
+            Product product(isa, {9, 33, depth});
+            product.fill([&](auto, auto) { return static_cast<int>(random.integer(-127, 127)); },
+                         [&](auto, auto) { return static_cast<int>(random.integer(-2000, 2000)); }, random, true);
+            product.run();
+            for (std::size_t r = 0; r < 9; ++r) {
+                for (std::size_t c = 0; c < 33; ++c) {
+                    ASSERT_LT(std::abs(product.integer(r, c, 0)), 1 << 24);
+                    ASSERT_EQ(product.out[r * product.out_stride + c], static_cast<float>(product.integer(r, c, 0)))
+                        << depth << " " << r << " " << c;
+                }
+            }
+        }
+    }
+}
+
+// Every product as large as it can be: 255 * 127 twice does not fit into 16 bits, and 64 * 255 * 32385 nearly fills 30.
+TEST(Int8KernelsTestDot, LargestCodesDoNotSaturate) {
+    Random random(seed_or(73));
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (const std::size_t depth : depths()) {
+            for (const int weight_sign : {-1, 0, 1}) {  // 0: alternating
+                for (const int row_sign : {-1, 0, 1}) {
+                    for (const int row_code : {kLargestCode, 127 * 254, 127, 32258 - 127}) {
+                        const auto sign = [](int which, std::size_t k) {
+                            return which != 0 ? which : k % 2 != 0 ? -1 : 1;
+                        };
+                        Product product(isa, {3, 17, depth});
+                        product.fill([&](std::size_t k, auto) { return 127 * sign(weight_sign, k); },
+                                     [&](auto, std::size_t k) { return row_code * sign(row_sign, k); }, random, true);
+                        const std::vector<float> want = product.expected();
+                        product.run();
+                        ASSERT_TRUE(same_bits(product.out.data(), want.data(), want.size()))
+                            << text(product.shape) << " " << weight_sign << " " << row_sign << " " << row_code;
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST(Int8KernelsTestDot, PartsOfTheGroupsAreTheWhole) {
+    Random random(seed_or(74));
+    HEADLONG_TRACE_SEED(random);
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (const std::size_t depth : Sizes{203, 256, 576}) {
+            Product product(isa, {7, 50, depth});
+            product.fill([&](auto, auto) { return static_cast<int>(random.integer(-127, 127)); },
+                         [&](auto, auto) { return static_cast<int>(random.integer(-kLargestCode, kLargestCode)); },
+                         random);
+            product.run();
+            const std::vector<float> whole(product.out.begin(), product.out.end());
+            std::fill(product.out.begin(), product.out.end(), kCanary);
+            for (std::size_t begin = 0; begin < product.groups; begin += begin == 0 ? 1 : 2) {
+                kernels::DotPanelsInt8 part = product.call();
+                part.group_begin = begin;
+                part.group_end = std::min(product.groups, begin + (begin == 0 ? 1 : 2));
+                part.accumulate = begin != 0;
+                table_of(isa).dot_panels_int8(part);
+            }
+            EXPECT_TRUE(same_bits(product.out.data(), whole.data(), whole.size()));
+        }
+    }
+}
+
+TEST(Int8KernelsTestDot, NaNStaysInItsRowAndColumnAndHasOneForm) {
+    Random random(seed_or(75));
+    HEADLONG_TRACE_SEED(random);
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (std::size_t rows = 1; rows <= 9; ++rows) {
+            for (const std::size_t columns : Sizes{1, 17, 33}) {
+                Product product(isa, {rows, columns, 130});
+                product.fill([&](auto, auto) { return static_cast<int>(random.integer(-127, 127)); },
+                             [&](auto, auto) { return static_cast<int>(random.integer(-kLargestCode, kLargestCode)); },
+                             random);
+                const std::vector<float> want = product.expected();
+                const std::size_t bad_row = rows / 2, bad_column = columns - 1;
+                write(product.rows.factor_at(bad_row, 1), std::bit_cast<float>(0xFFC12345U));
+                write(product.panels.scale_at(2, bad_column), kNaN);
+                kernels::DotPanelsInt8 call = product.call();
+                call.canonical = true;
+                table_of(isa).dot_panels_int8(call);
+                for (std::size_t r = 0; r < rows; ++r) {
+                    for (std::size_t c = 0; c < columns; ++c) {
+                        const float got = product.out[r * product.out_stride + c];
+                        const bool bad = r == bad_row || c == bad_column;
+                        ASSERT_TRUE(
+                            same_bits(got, bad ? std::bit_cast<float>(0x7FC00000U) : want[r * product.out_stride + c]))
+                            << r << " " << c << " " << bits_text(got);
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST(Int8KernelsTestDot, NothingToDo) {
+    Random random(seed_or(76));
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (const Shape& shape : {Shape{0, 20, 4}, Shape{3, 0, 4}}) {
+            const Product product(isa, shape);
+            product.run();
+            for (const float x : product.out) ASSERT_TRUE(is_canary(x));
+        }
+        const Product empty(isa, {3, 20, 0});  // a sum of nothing
+        empty.run();
+        for (std::size_t r = 0; r < 3; ++r) {
+            for (std::size_t c = 0; c < 20; ++c) ASSERT_TRUE(same_bits(empty.out[r * empty.out_stride + c], 0.0F));
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------ quantising
+
+/// Numbers of a group: what its sizes are, and where the special groups are.
+enum class Kind : std::uint8_t { normal, zero, negative_zero, tiny, least, nan, infinite, large, one_outlier };
+constexpr std::array kKinds{Kind::normal, Kind::zero,     Kind::negative_zero, Kind::tiny,       Kind::least,
+                            Kind::nan,    Kind::infinite, Kind::large,         Kind::one_outlier};
+
+float number(Kind kind, std::size_t i, Random& random) {
+    const float x = random.normal_f32();
+    switch (kind) {
+        case Kind::normal:
+            return x;
+        case Kind::zero:
+            return 0.0F;
+        case Kind::negative_zero:
+            return -0.0F;
+        case Kind::tiny:
+            return std::copysign(std::nextafter(0x1p-100F, 0.0F), x);
+        case Kind::least:
+            return std::copysign(0x1p-100F, x);
+        case Kind::nan:
+            return i == 0 ? std::bit_cast<float>(0xFFC12345U) : x;
+        case Kind::infinite:
+            return i == 0 ? -kInfinity : x;
+        case Kind::large:
+            return std::copysign(std::numeric_limits<float>::max(), x) * (i == 0 ? 1.0F : 0.25F);
+        case Kind::one_outlier:
+            return i == 0 ? 1000.0F : x;
+    }
+    return x;
+}
+
+/// Largest magnitude of a group, and what the rules make of it.
+struct GroupScale {
+    float magnitude = 0.0F;
+    bool finite = true;
+
+    void add(float x) {
+        if (!std::isfinite(x))
+            finite = false;
+        else
+            magnitude = std::max(magnitude, std::abs(x));
+    }
+    bool empty() const { return !finite || magnitude < 0x1p-100F; }
+};
+
+TEST(Int8KernelsTestQuantisePanels, CodesAndScalesAreThoseOfTheFormula) {
+    Random random(seed_or(77));
+    HEADLONG_TRACE_SEED(random);
+    for (const std::size_t depth : depths()) {
+        const std::size_t panel_count = 2, float_stride = depth * 16 + 32;
+        const GuardedFloats floats((panel_count - 1) * float_stride + depth * 16);
+        for (std::size_t c = 0; c < panel_count * 16; ++c) {
+            for (std::size_t k = 0; k < depth; ++k) {
+                const Kind kind = kKinds[(c + k / 64) % kKinds.size()];
+                floats[c / 16 * float_stride + k * 16 + c % 16] = number(kind, k % 64, random);
+            }
+        }
+        std::vector<std::byte> first;
+        HEADLONG_FOR_EACH_ISA(isa) {
+            const Panels panels(depth, panel_count, 1);
+            table_of(isa).quantise_panels(
+                {floats.data(), float_stride, panel_count, depth, panels.data(), panels.stride});
+            for (std::size_t c = 0; c < panel_count * 16; ++c) {
+                for (std::size_t g = 0; g < quant_groups(depth); ++g) {
+                    GroupScale scale;
+                    for (std::size_t k = g * 64; k < std::min(depth, g * 64 + 64); ++k) {
+                        scale.add(floats[c / 16 * float_stride + k * 16 + c % 16]);
+                    }
+                    const float got = panels.scale(g, c);
+                    if (!scale.finite) {
+                        ASSERT_TRUE(std::isnan(got));
+                    } else {
+                        ASSERT_TRUE(same_bits(got, scale.empty() ? 0.0F : scale.magnitude / 127.0F)) << bits_text(got);
+                    }
+                    const std::size_t end = std::min(quant_quads(depth) * 4, g * 64 + 64);
+                    for (std::size_t k = g * 64; k < end; ++k) {
+                        int want = 0;
+                        if (k < depth && !scale.empty()) {
+                            const float x = floats[c / 16 * float_stride + k * 16 + c % 16];
+                            want = static_cast<int>(std::nearbyint(x * (127.0F / scale.magnitude)));
+                            // and that is nearest to the weight
+                            ASSERT_LE(std::abs(static_cast<double>(x) - want * static_cast<double>(got)),
+                                      0.50001 * static_cast<double>(got));
+                        }
+                        ASSERT_EQ(panels.code(k, c), want) << "depth " << depth << ", " << k << " " << c;
+                    }
+                }
+            }
+            const std::byte* gap = panels.bytes.data() + int8_panel_bytes(depth);
+            ASSERT_TRUE(std::all_of(gap, gap + 64, [](std::byte b) { return b == std::byte{kPoison}; }));
+            std::vector<std::byte> all(panels.bytes.data(), panels.bytes.data() + panels.bytes.size());
+            if (first.empty()) first = all;
+            ASSERT_EQ(all, first) << "the same bytes on every set";
+        }
+    }
+}
+
+TEST(Int8KernelsTestQuantiseRows, CodesFactorsAndSumsAreThoseOfTheFormula) {
+    Random random(seed_or(78));
+    HEADLONG_TRACE_SEED(random);
+    for (const std::size_t depth : depths()) {
+        const std::size_t rows = kKinds.size(), float_stride = depth + 5;
+        const GuardedFloats floats((rows - 1) * float_stride + depth);  // canaries, NaN, behind each row
+        for (std::size_t r = 0; r < rows; ++r) {
+            for (std::size_t k = 0; k < depth; ++k) {
+                floats[r * float_stride + k] = number(kKinds[(r + k / 64) % kKinds.size()], k % 64, random);
+            }
+        }
+        HEADLONG_FOR_EACH_ISA(isa) {
+            const QuantisedRows got(table_of(isa), depth, rows, 1);
+            table_of(isa).quantise_rows({floats.data(), float_stride, rows, depth, got.data(), got.stride});
+            for (std::size_t r = 0; r < rows; ++r) {
+                for (std::size_t g = 0; g < quant_groups(depth); ++g) {
+                    GroupScale scale;
+                    const std::size_t end = std::min(depth, g * 64 + 64);
+                    for (std::size_t k = g * 64; k < end; ++k) scale.add(floats[r * float_stride + k]);
+                    const float factor = got.factor(r, g);
+                    if (!scale.finite) {
+                        ASSERT_TRUE(std::isnan(factor));
+                    } else {
+                        ASSERT_TRUE(same_bits(factor, scale.empty() ? 0.0F : scale.magnitude / 32258.0F));
+                    }
+                    int sum = 0;
+                    for (std::size_t k = g * 64; k < std::min(quant_quads(depth) * 4, g * 64 + 64); ++k) {
+                        int first = 0, second = 0;
+                        if (k < depth && !scale.empty()) {
+                            const float x = floats[r * float_stride + k];
+                            const float scaled = x * (127.0F / scale.magnitude);
+                            first = static_cast<int>(std::nearbyint(scaled));
+                            second = static_cast<int>(std::nearbyint((scaled - std::nearbyint(scaled)) * 254.0F));
+                            // 15 bits of the largest input: half a unit, and the float's own rounding
+                            ASSERT_LE(std::abs(static_cast<double>(x) -
+                                               (254.0 * first + second) * static_cast<double>(factor)),
+                                      0.51 * static_cast<double>(factor));
+                        }
+                        ASSERT_EQ(got.code(r, k), 254 * first + second) << "depth " << depth << ", " << r << " " << k;
+                        ASSERT_LE(std::abs(got.code(r, k)), kLargestCode);
+                        if (got.terms) {
+                            ASSERT_EQ(read<std::int8_t>(got.quad(r, k) + k % 4), first);
+                        }
+                        sum += got.code(r, k);
+                    }
+                    ASSERT_EQ(got.sum(r, g), sum);
+                }
+            }
+            const std::byte* gap = got.bytes.data() + int8_row_bytes(depth);
+            ASSERT_TRUE(std::all_of(gap, gap + 64, [](std::byte b) { return b == std::byte{kPoison}; }));
+        }
+    }
+}
+
+TEST(Int8KernelsTestQuantise, NothingToDo) {
+    HEADLONG_FOR_EACH_ISA(isa) {
+        table_of(isa).quantise_panels({nullptr, 0, 0, 5, nullptr, 0});
+        table_of(isa).quantise_rows({nullptr, 0, 0, 5, nullptr, 0});
+        table_of(isa).quantise_rows({nullptr, 0, 3, 0, nullptr, 0});
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- the whole
+
+struct Layer {
+    Shape shape;
+    std::vector<float> inputs;  ///< [rows][depth]
+    GuardedFloats float_panels;
+    Panels panels;
+
+    Layer(const Shape& s, Random& random, Kind weights = Kind::normal, Kind activations = Kind::normal)
+        : shape(s), float_panels((s.columns + 15) / 16 * s.depth * 16), panels(s.depth, (s.columns + 15) / 16) {
+        for (std::size_t c = 0; c < panels.count * 16; ++c) {
+            for (std::size_t k = 0; k < s.depth; ++k) {
+                float_panels[c / 16 * s.depth * 16 + k * 16 + c % 16] =
+                    c < s.columns ? 0.05F * number(weights, k % 64, random) : kGarbage[k % 4];
+            }
+        }
+        for (std::size_t i = 0; i < s.rows * s.depth; ++i) {
+            inputs.push_back(number(activations, i % s.depth % 64, random));
+        }
+    }
+
+    /// Rows [begin, end) by the kernels of a set: [rows][columns].
+    std::vector<float> run(Isa isa, std::size_t begin, std::size_t end) const {
+        const KernelTable& table = table_of(isa);
+        table.quantise_panels(
+            {float_panels.data(), shape.depth * 16, panels.count, shape.depth, panels.data(), panels.stride});
+        const QuantisedRows rows(table, shape.depth, end - begin);
+        const GuardedFloats source((end - begin) * shape.depth);
+        std::copy_n(inputs.data() + begin * shape.depth, source.size(), source.data());
+        table.quantise_rows({source.data(), shape.depth, end - begin, shape.depth, rows.data(), rows.stride});
+        const GuardedFloats out((end - begin) * shape.columns);
+        table.dot_panels_int8({rows.data(), rows.stride, end - begin, panels.data(), panels.stride, shape.depth, 0,
+                               quant_groups(shape.depth), out.data(), shape.columns, shape.columns, false, false});
+        return {out.begin(), out.end()};
+    }
+};
+
+// The tolerance of an int8 cache, as it applies to a layer: against double precision on the dequantised weights, the
+// root mean square of the error is at most 1.5e-4 of the outputs' root mean square, and no error is above ten times
+// that, plus 8 * 2^-24 of the largest output. What large scores add for a cache is the exponential's doing: a layer has
+// none. Quantised are the inputs, to 15 bits a group.
+TEST(Int8KernelsTestLayer, IsWithinTheToleranceOfDoublePrecision) {
+    Random random(seed_or(79));
+    HEADLONG_TRACE_SEED(random);
+    for (const Kind weights : {Kind::normal, Kind::one_outlier}) {
+        for (const Kind activations : {Kind::normal, Kind::one_outlier}) {
+            for (const std::size_t depth : depths()) {
+                const Layer layer({9, 33, depth}, random, weights, activations);
+                HEADLONG_FOR_EACH_ISA(isa) {
+                    const std::vector<float> got = layer.run(isa, 0, 9);
+                    double square_error = 0.0, square = 0.0, worst = 0.0, largest = 0.0;
+                    for (std::size_t r = 0; r < 9; ++r) {
+                        for (std::size_t c = 0; c < 33; ++c) {
+                            double exact = 0.0;
+                            for (std::size_t k = 0; k < depth; ++k) {
+                                exact += static_cast<double>(layer.inputs[r * depth + k]) *
+                                         static_cast<double>(layer.panels.scale(k / 64, c)) * layer.panels.code(k, c);
+                            }
+                            const double error = std::abs(static_cast<double>(got[r * 33 + c]) - exact);
+                            square_error += error * error;
+                            square += exact * exact;
+                            worst = std::max(worst, error);
+                            largest = std::max(largest, std::abs(exact));
+                        }
+                    }
+                    const double rms = std::sqrt(square / (9 * 33));
+                    const double relative = std::sqrt(square_error / square);
+                    ASSERT_LE(relative, 1.5e-4) << "depth " << depth;
+                    ASSERT_LE(worst, 1.5e-3 * rms + 0x1p-21 * largest) << "depth " << depth;
+                    if (depth == 576 && weights == Kind::normal && activations == Kind::normal) {
+                        RecordProperty(std::string("rms_error_") + to_string(isa), std::to_string(relative));
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST(Int8KernelsTestLayer, ARowDependsOnItselfAlone) {
+    Random random(seed_or(80));
+    HEADLONG_TRACE_SEED(random);
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (const std::size_t depth : Sizes{5, 64, 203}) {
+            for (const std::size_t columns : Sizes{1, 16, 17, 33}) {
+                Layer layer({9, columns, depth}, random);
+                layer.inputs[4 * depth] = kNaN;  // of one row, to which it is left
+                const std::vector<float> alone = [&] {
+                    std::vector<float> all;
+                    for (std::size_t r = 0; r < 9; ++r) {
+                        const std::vector<float> row = layer.run(isa, r, r + 1);
+                        all.insert(all.end(), row.begin(), row.end());
+                    }
+                    return all;
+                }();
+                for (std::size_t begin = 0; begin < 9; ++begin) {
+                    for (std::size_t end = begin + 2; end <= 9; ++end) {
+                        const std::vector<float> got = layer.run(isa, begin, end);
+                        for (std::size_t r = begin; r < end; ++r) {
+                            if (r == 4) {
+                                for (std::size_t c = 0; c < columns; ++c) {
+                                    ASSERT_TRUE(std::isnan(got[(r - begin) * columns + c]));
+                                }
+                                continue;
+                            }
+                            ASSERT_TRUE(same_bits(&got[(r - begin) * columns], &alone[r * columns], columns))
+                                << r << " of [" << begin << ", " << end << "), depth " << depth;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST(Int8KernelsTestLayer, SpecialGroups) {
+    Random random(seed_or(81));
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (const std::size_t depth : Sizes{5, 64, 130}) {
+            for (const Kind kind : {Kind::zero, Kind::negative_zero, Kind::tiny}) {
+                for (const bool of_weights : {false, true}) {
+                    const Layer layer({3, 17, depth}, random, of_weights ? kind : Kind::normal,
+                                      of_weights ? Kind::normal : kind);
+                    for (const float x : layer.run(isa, 0, 3)) ASSERT_TRUE(same_bits(x, 0.0F)) << bits_text(x);
+                }
+            }
+            for (const Kind kind : {Kind::nan, Kind::infinite}) {
+                for (const Kind other : {Kind::normal, Kind::zero}) {
+                    for (const bool of_weights : {false, true}) {
+                        const Layer layer({3, 17, depth}, random, of_weights ? kind : other, of_weights ? other : kind);
+                        for (const float x : layer.run(isa, 0, 3)) ASSERT_TRUE(std::isnan(x));
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Sets that multiply and add in one step compute the same integers in the same order: their bits agree, families or
+// not.
+TEST(Int8KernelsTestLayer, TheSameBitsOnEverySetWithFusedMultiplyAdd) {
+    Random random(seed_or(82));
+    HEADLONG_TRACE_SEED(random);
+    for (const std::size_t depth : depths()) {
+        const Layer layer({7, 33, depth}, random);
+        std::vector<float> first;
+        HEADLONG_FOR_EACH_ISA(isa) {
+            if (isa == Isa::generic) continue;
+            const std::vector<float> got = layer.run(isa, 0, 7);
+            if (first.empty()) first = got;
+            ASSERT_TRUE(same_bits(got, first));
+        }
+    }
+}
+
+}  // namespace
+}  // namespace headlong::test
