@@ -9,6 +9,7 @@
 
 #include "engine/parallel.hpp"
 #include "engine/validate.hpp"
+#include "kernels/half.hpp"
 
 namespace headlong {
 namespace {
@@ -50,6 +51,7 @@ ElementType element_type(WeightType type) noexcept {
 }
 
 std::size_t panel_bytes_of(std::size_t inputs, WeightType type) noexcept {
+    if (type == WeightType::int8) return kernels::int8_panel_bytes(inputs);
     return saturating_product(inputs, kPanelTokens * kernels::element_bytes(element_type(type)));
 }
 
@@ -118,13 +120,15 @@ Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const 
     const std::size_t outputs = size(outputs_);
     const std::size_t panels = ceil_div(outputs, kPanelTokens);
     std::byte* out = panels_.ensure(saturating_product(panels, panel_bytes()));
+    Buffer wide(memory);
+    if (type == WeightType::int8) wide.ensure_floats(size(inputs_) * kPanelTokens);
     const FloatEnvironment environment;
     for (std::size_t panel = 0; panel < panels; ++panel) {
         const std::size_t first = panel * kPanelTokens;
         pack(context,
              {floats(weight.data) + static_cast<std::int64_t>(first) * weight.strides[1], ElementType::f32,
               weight.strides[1], weight.strides[0], std::min(kPanelTokens, outputs - first), size(inputs_)},
-             out + panel * panel_bytes());
+             out + panel * panel_bytes(), wide.ensure_floats(0));
     }
     if (bias.data != nullptr) {
         float* b = bias_.ensure_floats(std::max<std::size_t>(outputs, 1));
@@ -140,19 +144,31 @@ Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const 
     std::byte* panel = panels_.ensure(saturating_product(ceil_div(outputs, kPanelTokens), panel_bytes()));
     Buffer widened(memory);  // of one panel's rows: a second copy of all weights would be the peak of loading
     float* rows = widened.ensure_floats(inputs * kPanelTokens);
+    Buffer wide(memory);
+    if (type == WeightType::int8) wide.ensure_floats(inputs * kPanelTokens);
     const FloatEnvironment environment;
     for (std::size_t first = 0; first < outputs; first += kPanelTokens, panel += panel_bytes()) {
         const std::size_t count = std::min(kPanelTokens, outputs - first);
         copy_floats(weight, first * inputs, {rows, count * inputs});
         if (type == WeightType::f16 && weight.type != FileType::f16) check_range(weight, {rows, count * inputs});
-        pack(context, {rows, ElementType::f32, static_cast<std::ptrdiff_t>(inputs), 1, count, inputs}, panel);
+        pack(context, {rows, ElementType::f32, static_cast<std::ptrdiff_t>(inputs), 1, count, inputs}, panel,
+             wide.ensure_floats(0));
     }
     if (bias != nullptr) copy_floats(*bias, 0, {bias_.ensure_floats(outputs), outputs});
 }
 
-void Linear::pack(const Context::Impl& context, const kernels::Rows& rows, std::byte* panel) const noexcept {
-    if (rows.row_count < kPanelTokens) std::fill_n(panel, panel_bytes(), std::byte{0});
-    context.kernels.pack_panels({rows, panel, 0, element_type(type_)});
+void Linear::pack(const Context::Impl& context, const kernels::Rows& rows, std::byte* panel,
+                  float* wide) const noexcept {
+    if (type_ != WeightType::int8) {
+        if (rows.row_count < kPanelTokens) std::fill_n(panel, panel_bytes(), std::byte{0});
+        context.kernels.pack_panels({rows, panel, 0, element_type(type_)});
+        return;
+    }
+    const std::size_t depth = rows.column_count;
+    if (rows.row_count < kPanelTokens) std::fill_n(wide, depth * kPanelTokens, 0.0F);
+    context.kernels.pack_panels({rows, wide, 0});
+    context.kernels.quantise_panels(
+        {wide, depth * kPanelTokens, 1, depth, reinterpret_cast<std::uint8_t*>(panel), panel_bytes()});
 }
 
 std::size_t Linear::bytes_for(std::int64_t inputs, std::int64_t outputs, bool has_bias, WeightType type) noexcept {
@@ -161,10 +177,34 @@ std::size_t Linear::bytes_for(std::int64_t inputs, std::int64_t outputs, bool ha
     return saturating_sum(panels, has_bias ? saturating_product(size(outputs), sizeof(float)) : 0);
 }
 
-Linear::Scratch Linear::scratch(const Context::Impl& context, std::int64_t, std::int64_t rows,
+float Linear::weight(std::size_t input, std::size_t output) const noexcept {
+    const std::byte* const at = panel(output / kPanelTokens);
+    const std::size_t lane = output % kPanelTokens;
+    if (type_ == WeightType::int8) {
+        const std::byte* const group = at + input / kernels::kQuantGroup * kernels::kInt8GroupBytes;
+        const std::size_t in_group = input % kernels::kQuantGroup;
+        const auto code = static_cast<std::uint8_t>(
+            group[kernels::kInt8ScaleBytes + in_group / kernels::kQuadInputs * kernels::kInt8QuadBytes +
+                  lane * kernels::kQuadInputs + in_group % kernels::kQuadInputs]);
+        return reinterpret_cast<const float*>(group)[lane] * static_cast<float>(code - 128);
+    }
+    const std::size_t index = input * kPanelTokens + lane;
+    switch (type_) {
+        case WeightType::f16:
+            return kernels::widen_f16(reinterpret_cast<const std::uint16_t*>(at)[index]);
+        case WeightType::bf16:
+            return kernels::widen_bf16(reinterpret_cast<const std::uint16_t*>(at)[index]);
+        default:
+            return reinterpret_cast<const float*>(at)[index];
+    }
+}
+
+Linear::Scratch Linear::scratch(const Context::Impl& context, std::int64_t inputs, std::int64_t rows,
                                 WeightType type) noexcept {
     Scratch scratch;
-    if (size(rows) >= kManyRows) {
+    if (type == WeightType::int8) {
+        scratch.quantised = saturating_product(kernels::int8_row_bytes(size(inputs)), size(rows));
+    } else if (size(rows) >= kManyRows) {
         scratch.workers = saturating_product(Slices::bytes(type), context.executor->worker_slots());
     }
     return scratch;
@@ -186,6 +226,7 @@ void Linear::apply(Context::Impl& context, Workspace& workspace, const float* x,
                    std::int64_t rows, float* y, std::int64_t y_stride, Into into) const {
     if (rows == 0 || outputs_ == 0) return;
     const Call call{context, workspace, x, x_stride, size(rows), y, y_stride, into};
+    if (type_ == WeightType::int8) return multiply_int8(call);
     call.rows >= kManyRows ? multiply(call) : stream(call);
 }
 
@@ -275,6 +316,56 @@ void Linear::multiply(const Call& call) const {
                 }
                 k += depth;
             } while (k < inputs);
+        });
+}
+
+/// In integers: rows are quantised too, once for all outputs. Blocked like the products of floats.
+void Linear::multiply_int8(const Call& call) const {
+    const std::size_t inputs = size(inputs_);
+    const std::size_t outputs = size(outputs_);
+    const std::size_t panels = ceil_div(outputs, kPanelTokens);
+    const std::size_t row_bytes = kernels::int8_row_bytes(inputs);
+    const kernels::KernelTable& kernels = call.context.kernels;
+    auto* quantised =
+        reinterpret_cast<std::uint8_t*>(call.workspace.quantised.ensure(saturating_product(row_bytes, call.rows)));
+    const auto elements = static_cast<std::int64_t>(saturating_product(call.rows, inputs));
+    parallel_for(*call.context.executor, call.rows, elements, [&](std::size_t r, std::size_t) noexcept {
+        kernels.quantise_rows({call.row(r), 0, 1, inputs, quantised + r * row_bytes, row_bytes});
+    });
+
+    const bool many = call.rows >= kManyRows;
+    const std::size_t block = many ? kRowsPerTask : call.rows;
+    const std::size_t row_blocks = ceil_div(call.rows, block);
+    const std::size_t run = std::clamp<std::size_t>(panels * row_blocks / (4 * call.context.executor->concurrency()), 1,
+                                                    many ? kPanelsPerTask : kStreamPanels);
+    const std::size_t groups = kernels::quant_groups(inputs);
+    const std::size_t slice = many ? kDepthSlice / kernels::kQuantGroup : std::max<std::size_t>(groups, 1);
+    parallel_for(
+        *call.context.executor, row_blocks * ceil_div(panels, run), [&](std::size_t task, std::size_t) noexcept {
+            Tile tile{};
+            tile.first_row = task % row_blocks * block;
+            tile.rows = std::min(block, call.rows - tile.first_row);
+            tile.first_panel = task / row_blocks * run;
+            tile.columns = std::min(outputs - tile.first_panel * kPanelTokens, run * kPanelTokens);
+            const bool accumulate = begin(call, tile);
+            std::size_t group = 0;
+            do {  // once for a depth of 0, which writes the bias or zeros
+                const std::size_t end = std::min(group + slice, groups);
+                kernels.dot_panels_int8({.rows = quantised + tile.first_row * row_bytes,
+                                         .row_stride = row_bytes,
+                                         .row_count = tile.rows,
+                                         .panels = reinterpret_cast<const std::uint8_t*>(panel(tile.first_panel)),
+                                         .panel_stride = panel_bytes(),
+                                         .depth = inputs,
+                                         .group_begin = group,
+                                         .group_end = end,
+                                         .out = call.out(tile.first_row, tile.first_panel),
+                                         .out_stride = size(call.y_stride),
+                                         .columns = tile.columns,
+                                         .accumulate = accumulate || group > 0,
+                                         .canonical = end == groups});
+                group = end;
+            } while (group < groups);
         });
 }
 

@@ -31,6 +31,7 @@ class Linear {
     std::int64_t inputs() const noexcept { return inputs_; }
     std::int64_t outputs() const noexcept { return outputs_; }
     WeightType type() const noexcept { return type_; }
+    float weight(std::size_t input, std::size_t output) const noexcept;             ///< as stored
     std::size_t bytes() const noexcept { return panels_.bytes() + bias_.bytes(); }  ///< as stored, padding included
 
     /// Bytes of a workspace's buffers that apply() fills.
@@ -56,18 +57,20 @@ class Linear {
 
     Linear(std::pmr::memory_resource& memory, std::int64_t inputs, std::int64_t outputs, WeightType type);
     /// Packs 16 output features, or the last ones, fewer: strided rows of inputs.
-    void pack(const Context::Impl& context, const kernels::Rows& rows, std::byte* panel) const noexcept;
+    /// `wide`: room for a panel of floats, where the type is int8.
+    void pack(const Context::Impl& context, const kernels::Rows& rows, std::byte* panel, float* wide) const noexcept;
     std::size_t panel_bytes() const noexcept;
     const std::byte* panel(std::size_t index) const noexcept { return panels_.data() + index * panel_bytes(); }
     /// Whether sums start from y: the bias, which this adds to a tile of y or writes there, or what y held.
     bool begin(const Call& call, const Tile& tile) const noexcept;
     void stream(const Call& call) const;
     void multiply(const Call& call) const;
+    void multiply_int8(const Call& call) const;
 
     std::int64_t inputs_;
     std::int64_t outputs_;
     WeightType type_;
-    Buffer panels_;  ///< [outputs / 16][inputs][16]
+    Buffer panels_;  ///< [outputs / 16][inputs][16], or int8 panels (kernels/layout.hpp)
     Buffer bias_;    ///< [outputs], empty if there is none
 };
 

@@ -1165,12 +1165,12 @@ std::vector<float> outputs_of(const KernelTable& table) {
     constexpr std::size_t kPitch = 48;
     GuardedFloats values(kSpanTokens * kPitch);
     fill_normal(values, random);
-    std::vector<const float*> blocks;
+    std::vector<const void*> blocks;
     for (std::size_t b = 0; b < 8; ++b) blocks.push_back(values.data() + b * 64 * kPitch);
     GuardedFloats output(2 * kRows * kPitch);
     for (const std::uint32_t nonfinite : {0U, 0xFFU}) {
-        table.weighted_rows({scores.data(), kSpanTokens, kRows, blocks.data(), kPitch, nonfinite, 0, kSpanTokens,
-                             kPitch, output.data() + (nonfinite != 0 ? kRows * kPitch : 0), kPitch});
+        table.weighted_rows({scores.data(), kSpanTokens, kRows, blocks.data(), nonfinite, 0, kSpanTokens, kPitch,
+                             output.data() + (nonfinite != 0 ? kRows * kPitch : 0), kPitch});
     }
     keep(output.data(), output.size());
 

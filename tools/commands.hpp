@@ -47,6 +47,7 @@ struct GenerateArguments {
     SamplingOptions sampling;
     bool ignore_eos = false;
     std::vector<std::string> stop;
+    std::string weights;      ///< a type; empty = as the file stores them
     std::string isa;          ///< a name; empty = the context's choice
     std::size_t threads = 0;  ///< 0 = as many as this process may use
     bool json = false;

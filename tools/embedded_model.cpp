@@ -35,13 +35,15 @@ DecoderConfig load_config(const std::string& folder) {
     return parse_decoder_config(read_text(path, kMostConfigBytes), path);
 }
 
-Model load_model(Context& context, const std::string& folder) {
-    if (!folder.empty()) return Model(context, folder);
+Model load_model(Context& context, const std::string& folder, const ModelOptions& options) {
+    if (!folder.empty()) return Model(context, folder, options);
     const std::string_view weights = text(headlong_model_weights_begin, headlong_model_weights_end);
-    return Model(context, ModelFiles{.name = kName,
-                                     .config = embedded_config(),
-                                     .tokenizer = text(headlong_model_tokenizer_begin, headlong_model_tokenizer_end),
-                                     .weights = std::as_bytes(std::span(weights))});
+    return Model(context,
+                 ModelFiles{.name = kName,
+                            .config = embedded_config(),
+                            .tokenizer = text(headlong_model_tokenizer_begin, headlong_model_tokenizer_end),
+                            .weights = std::as_bytes(std::span(weights))},
+                 options);
 }
 
 }  // namespace headlong::tools

@@ -15,6 +15,6 @@ namespace headlong::tools {
 DecoderConfig load_config(const std::string& folder);
 
 /// The model in a folder, or the embedded one if the path is empty.
-Model load_model(Context& context, const std::string& folder);
+Model load_model(Context& context, const std::string& folder, const ModelOptions& options = {});
 
 }  // namespace headlong::tools

@@ -20,6 +20,7 @@
 #include "tools/commands.hpp"
 #include "tools/embedded_model.hpp"
 #include "tools/measure/contexts.hpp"
+#include "tools/measure/lists.hpp"
 
 namespace headlong::tools {
 namespace {
@@ -81,7 +82,9 @@ int run_generate(const GenerateArguments& arguments) {
     context_options.threads = arguments.threads;
     static_cast<void>(Sampler(arguments.sampling));  // refused before a model is loaded
     Context context(context_options);
-    const Model model = load_model(context, arguments.model);
+    ModelOptions model_options;
+    if (!arguments.weights.empty()) model_options.weights = parse_weight_type("--weights", arguments.weights);
+    const Model model = load_model(context, arguments.model, model_options);
 
     GenerateOptions options;
     options.max_tokens = arguments.max_tokens;

@@ -85,7 +85,7 @@ constexpr const char* kMemoryExamples =
 cache: 512,2048 or 512-8192*2 or 1-4+1. Nothing is allocated, and no weights need to be there.
 
 cache    the blocks of all layers, as a cache of that type holds them
-weights  as the engine holds them, in 32 bits; the weight file is mapped beside them. "~" marks estimates: of dense
+weights  as the engine holds them, in the type that config.json says; the weight file is mapped beside them. "~" marks estimates: of dense
          decoders that are presets, or that this version does not run, from their shape and without biases
 scratch  what generating after a prompt of that depth needs, with as many threads as this process may use
 fits     the total is within the memory that is available now, or within --ram
@@ -163,6 +163,10 @@ void add_generate(CLI::App& app, Chosen& chosen) {
     command->add_option("--stop", generate->stop, "End before this text; may be given several times")
         ->type_name("TEXT")
         ->allow_extra_args(false);
+    command
+        ->add_option("--weights", generate->weights,
+                     "How linear layers store their weights: f32, f16, bf16, int8; as the file does if not given")
+        ->type_name("TYPE");
     add_isa_and_threads(command, *generate);
     command->add_flag("--json", generate->json, "Print JSON at the end instead of text");
     choose(command, generate, run_generate, chosen);

@@ -351,12 +351,13 @@ int run_bench_attention(const BenchAttentionArguments& arguments) {
 int run_bench_linear(const BenchLinearArguments& arguments) {
     Output output(arguments.common);
     BenchPlan plan = common_plan(arguments.common);
-    if (arguments.weights != "f32") {
-        throw Unsupported(fmt::format("--weights is '{}'; this version has f32", arguments.weights));
-    }
-    for (const LinearShape& shape : linear_shapes(arguments)) {
-        plan.workloads.push_back(
-            plan_linear(shape, fmt::format("--shape {}x{}x{}", shape.rows, shape.inputs, shape.outputs)));
+    const std::vector<WeightType> types = parse_weight_types("--weights", arguments.weights);
+    for (LinearShape shape : linear_shapes(arguments)) {
+        for (const WeightType type : types) {
+            shape.weights = type;
+            plan.workloads.push_back(
+                plan_linear(shape, fmt::format("--shape {}x{}x{}", shape.rows, shape.inputs, shape.outputs)));
+        }
     }
     add_rows(plan, arguments.common);
     return output.run(plan);

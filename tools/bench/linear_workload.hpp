@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include <headlong/model.hpp>
+
 #include "tools/bench/workload.hpp"
 
 namespace headlong::tools {
@@ -12,10 +14,11 @@ struct LinearShape {
     std::int64_t rows = 0;     ///< M: tokens
     std::int64_t inputs = 0;   ///< K
     std::int64_t outputs = 0;  ///< N
-    std::int64_t layers = 0;   ///< copies of W that runs cycle through; 0 = as many as are twice the last-level cache
+    WeightType weights = WeightType::f32;
+    std::int64_t layers = 0;  ///< copies of W that runs cycle through; 0 = as many as are twice the last-level cache
 };
 
-/// Weights are f32. Throws OutOfMemory (naming what `what` says was asked for) if the memory that is available does not
+/// Throws OutOfMemory (naming what `what` says was asked for) if the memory that is available does not
 /// hold it.
 PlannedWorkload plan_linear(const LinearShape& shape, const std::string& what);
 

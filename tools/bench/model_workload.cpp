@@ -51,9 +51,7 @@ class ForwardPasses final : public Workload {
     double flops() const override { return work_.flops; }
     double bytes() const override { return work_.bytes; }
     std::size_t kv_bytes() const override { return cache_.used_bytes(); }
-    std::size_t walk_bytes() const override {
-        return model_->impl().decoder.weight_bytes() + cache_.used_bytes();
-    }
+    std::size_t walk_bytes() const override { return model_->impl().decoder.weight_bytes() + cache_.used_bytes(); }
     std::int64_t tokens() const override { return static_cast<std::int64_t>(tokens_.size()); }
     std::optional<Deviation> check(Context& /*context*/) override { return {}; }
 

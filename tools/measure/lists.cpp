@@ -133,6 +133,20 @@ std::vector<std::pair<KvType, KvType>> parse_kv_types(const std::string& option,
     return types;
 }
 
+WeightType parse_weight_type(const std::string& option, std::string_view name) {
+    for (const WeightType type : {WeightType::f32, WeightType::f16, WeightType::bf16, WeightType::int8}) {
+        if (name == to_string(type)) return type;
+    }
+    throw InvalidArgument(
+        fmt::format("{} holds {}; types of weights are f32, f16, bf16 and int8", option, quoted(name)));
+}
+
+std::vector<WeightType> parse_weight_types(const std::string& option, const std::string& text) {
+    std::vector<WeightType> types;
+    for (const std::string_view item : items_of(text)) keep_once(types, parse_weight_type(option, item));
+    return types;
+}
+
 std::string kv_types_name(const std::pair<KvType, KvType>& types) {
     std::string name = to_string(types.first);
     if (types.second != types.first) name += std::string(":") + to_string(types.second);

@@ -1,12 +1,14 @@
-// Lists as they are typed: lengths and depths, and types of caches.
+// Lists as they are typed: lengths and depths, and types of caches and weights.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <headlong/kv_cache.hpp>
+#include <headlong/model.hpp>
 
 namespace headlong::tools {
 
@@ -22,6 +24,10 @@ std::vector<std::int64_t> parse_list(const std::string& option, const std::strin
 /// Types of keys and values: `int8` for both, `int8:f16` where they differ. Each pair once. Throws InvalidArgument,
 /// naming the option.
 std::vector<std::pair<KvType, KvType>> parse_kv_types(const std::string& option, const std::string& text);
+
+/// Types of weights: one, or each of a list once. Throw InvalidArgument, naming the option.
+WeightType parse_weight_type(const std::string& option, std::string_view name);
+std::vector<WeightType> parse_weight_types(const std::string& option, const std::string& text);
 
 /// "int8", or "int8:f16" where they differ.
 std::string kv_types_name(const std::pair<KvType, KvType>& types);
