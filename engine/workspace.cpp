@@ -2,19 +2,31 @@
 
 #include <utility>
 
+#include "engine/huge_pages.hpp"
+
 namespace headlong {
+
+namespace {
+
+std::size_t alignment_of(std::size_t bytes) noexcept {
+    return bytes >= kHugePageBytes ? kHugePageBytes : kernels::kAlignment;
+}
+
+}  // namespace
 
 std::byte* Buffer::ensure(std::size_t bytes) {
     if (bytes > bytes_) {
         release();
-        data_ = static_cast<std::byte*>(memory_->allocate(bytes, kernels::kAlignment));
+        data_ = static_cast<std::byte*>(memory_->allocate(bytes, alignment_of(bytes)));
         bytes_ = bytes;
+        // nobody else manages these pages; of a caller's resource that is not known
+        if (memory_ == std::pmr::new_delete_resource()) ask_for_huge_pages(data_, bytes);
     }
     return data_;
 }
 
 void Buffer::release() noexcept {
-    if (data_ != nullptr) memory_->deallocate(data_, bytes_, kernels::kAlignment);
+    if (data_ != nullptr) memory_->deallocate(data_, bytes_, alignment_of(bytes_));
     data_ = nullptr;
     bytes_ = 0;
 }

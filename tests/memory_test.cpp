@@ -36,7 +36,8 @@ DecoderConfig config_of(const std::string& folder) {
 
 TEST(MemoryPlanTest, WeightsByHand) {  // decoder_test compares with what loading takes
     // 6 layers of [192 -> 192, 64, 64, 192] and three of 192 x 512, the head 192 x 1024, in f32
-    EXPECT_EQ(Decoder::weight_bytes(config_of(austen())), (6 * (2 * 192 + 2 * 64 + 3 * 512) * 192 + 192 * 1024) * 4U);
+    EXPECT_EQ(Decoder::weight_bytes(config_of(austen())),
+              (6 * (2 * 192 + 2 * 64 + 3 * 512) * 192 + 192 * 1024) * 2U);  // bfloat16
 }
 
 /// Says that it has many threads, which an arena of oneTBB has only where the machine has them.
@@ -158,7 +159,7 @@ TEST_F(MemoryCommandTest, AModelOfTheEngineIsKnownInFull) {
 
     const Result text = run("memory '" + austen() + "' -d 512,2000 --kv f32");
     EXPECT_EQ(text.code, 0) << text.err;
-    for (const char* part : {"austen: 6 layers", "512  f32", "1.5 MiB", "9.8 MiB", "yes",
+    for (const char* part : {"austen: 6 layers", "512  f32", "1.5 MiB", "4.9 MiB", "yes",
                              "* the model's max_position_embeddings is 1024"}) {
         EXPECT_TRUE(holds(text.out, part)) << part << "\n" << text.out;
     }

@@ -90,7 +90,7 @@ Known known_of(const Target& target) {
 std::size_t estimated_weights(const ModelShape& s) {
     std::size_t layer = 0;
     const auto add = [&](std::int64_t inputs, std::int64_t outputs) {
-        layer = saturating_sum(layer, Linear::bytes_for(inputs, outputs, false));
+        layer = saturating_sum(layer, Linear::bytes_for(inputs, outputs, false, s.stored_type));
     };
     add(s.hidden_size, s.heads * s.head_dim);
     add(s.hidden_size, s.kv_heads * s.head_dim);
@@ -99,7 +99,7 @@ std::size_t estimated_weights(const ModelShape& s) {
     for (std::int64_t i = 1; i < s.mlp_projections; ++i) add(s.hidden_size, s.intermediate_size);
     add(s.intermediate_size, s.hidden_size);
     return saturating_sum(saturating_product(layer, static_cast<std::size_t>(s.layers)),
-                          Linear::bytes_for(s.hidden_size, s.vocab_size, false));
+                          Linear::bytes_for(s.hidden_size, s.vocab_size, false, s.stored_type));
 }
 
 /// As much of such a decoder as its scratch depends on.
@@ -111,6 +111,7 @@ DecoderConfig scratch_config(const ModelShape& s) {
     config.heads = s.heads;
     config.kv_heads = s.kv_heads;
     config.head_dim = s.head_dim;
+    config.stored_type = s.stored_type;
     return config;
 }
 

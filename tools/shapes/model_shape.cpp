@@ -69,6 +69,15 @@ std::int64_t size_if_usable(const JsonNode& config, Keys keys, std::int64_t othe
     return usable ? node->value().get<std::int64_t>() : 0;
 }
 
+/// What config.json calls the type of the weight file; only what plans of memory need: f32 where it says nothing
+/// usable.
+WeightType stored_type_of(const JsonNode& config) {
+    const auto node = find(config, {"torch_dtype", "dtype"});
+    if (!node || !node->value().is_string()) return WeightType::f32;
+    const auto name = node->value().get<std::string>();
+    return name == "float16" ? WeightType::f16 : name == "bfloat16" ? WeightType::bf16 : WeightType::f32;
+}
+
 JsonNode required(const JsonNode& config, Keys keys) {
     const auto node = find(config, keys);
     return node ? *node : config.at(*keys.begin());
@@ -200,6 +209,7 @@ ModelShape read_model_shape(const std::string& path) {
     shape.max_positions = size_if_usable(
         config, {"max_position_embeddings", "n_positions", "max_seq_len", "seq_length"}, gemma3 ? 131072 : 0);
     shape.sliding_window = sliding_window_of(config);
+    shape.stored_type = stored_type_of(config);
     if (!latent && shape.value_dim == shape.head_dim) shape.mlp_projections = mlp_projections_of(config, type);
     return shape;
 }

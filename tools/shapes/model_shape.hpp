@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include <headlong/model.hpp>
+
 namespace headlong::tools {
 
 /// What benchmarks and memory plans need to know of a decoder. 0 = the file does not say, or not as a size, which only
@@ -25,6 +27,7 @@ struct ModelShape {
     /// Of a dense decoder, whose layers have query, key, value and output projections and an MLP: that one's linear
     /// layers, 3 if it is gated, 2 if not. 0 = not known to be one, as mixtures of experts are not.
     std::int64_t mlp_projections = 0;
+    WeightType stored_type = WeightType::f32;  ///< of the weight file, if config.json says so
 };
 
 /// The shapes of published models: facts of their config.json.
