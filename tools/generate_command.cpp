@@ -20,6 +20,7 @@
 #include "tools/commands.hpp"
 #include "tools/embedded_model.hpp"
 #include "tools/measure/contexts.hpp"
+#include "tools/measure/lists.hpp"
 
 namespace headlong::tools {
 namespace {
@@ -79,11 +80,13 @@ int run_generate(const GenerateArguments& arguments) {
     const std::string prompt = arguments.prompt_file.empty() ? arguments.prompt : read_prompt(arguments.prompt_file);
     ContextOptions context_options = context_options_of(arguments.isa);
     context_options.threads = arguments.threads;
+    const KvTypes types = parse_kv_pair("--kv", arguments.kv);
     static_cast<void>(Sampler(arguments.sampling));  // refused before a model is loaded
     Context context(context_options);
     const Model model = load_model(context, arguments.model);
 
     GenerateOptions options;
+    options.kv = types;
     options.max_tokens = arguments.max_tokens;
     options.sampling = arguments.sampling;
     options.ignore_eos = arguments.ignore_eos;
