@@ -73,6 +73,12 @@ std::size_t block_bytes_of(const KvShape& shape) noexcept {
     return layout_of(shape).bytes() * static_cast<std::size_t>(shape.kv_heads);
 }
 
+std::size_t token_bytes_of(const KvShape& shape) noexcept {
+    const kernels::BlockLayout layout = layout_of(shape);
+    return static_cast<std::size_t>(shape.kv_heads) * (layout.head_dim * kernels::element_bytes(layout.key_type) +
+                                                       layout.value_dim * kernels::element_bytes(layout.value_type));
+}
+
 BlockPool::Impl::Impl(const KvShape& shape, std::pmr::memory_resource* memory)
     : shape_(shape),
       layout_(layout_of(shape)),

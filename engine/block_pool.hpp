@@ -80,4 +80,7 @@ kernels::ElementType element_type(KvType type) noexcept;
 /// Bytes of one block of that shape; the shape has been checked.
 std::size_t block_bytes_of(const KvShape& shape) noexcept;
 
+/// Bytes of the keys and values of one token, without padding: what must be read of it. The shape has been checked.
+std::size_t token_bytes_of(const KvShape& shape) noexcept;
+
 }  // namespace headlong

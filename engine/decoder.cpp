@@ -70,9 +70,13 @@ WeightType stored_type(const FileTensor& weight) noexcept {
 
 }  // namespace
 
-KvCacheOptions cache_options_of(const DecoderConfig& config) {
+KvCacheOptions cache_options_of(const DecoderConfig& config, const KvTypes& types) {
     KvCacheOptions options;
-    options.shape = {.kv_heads = config.kv_heads, .head_dim = config.head_dim, .value_dim = config.head_dim};
+    options.shape = {.kv_heads = config.kv_heads,
+                     .head_dim = config.head_dim,
+                     .value_dim = config.head_dim,
+                     .key_type = types.keys,
+                     .value_type = types.values};
     options.layers = config.layers;
     options.capacity = config.max_positions;
     return options;
@@ -205,7 +209,7 @@ std::size_t Decoder::weight_bytes() const noexcept {
 }
 
 std::size_t Decoder::scratch_bytes(const Context::Impl& context, const DecoderConfig& c,
-                                   std::span<const std::int64_t> token_counts,
+                                   std::span<const std::int64_t> token_counts, const KvTypes& types,
                                    std::optional<WeightType> type) noexcept {
     std::size_t rows = 0;
     AttentionScratch attention;
@@ -216,6 +220,8 @@ std::size_t Decoder::scratch_bytes(const Context::Impl& context, const DecoderCo
         Sequence sequence;
         sequence.q_len = tokens;
         sequence.blocks = &block;
+        sequence.key_type = element_type(types.keys);
+        sequence.value_type = element_type(types.values);
         AttentionProblem problem;
         problem.heads = c.heads;
         problem.kv_heads = c.kv_heads;
@@ -299,7 +305,7 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
         apply(Operation::projection, layer, linear, x, count, y, linear.outputs(), into);
     };
     const std::int64_t seen_pairs = count * first_position + count * (count + 1) / 2;
-    const auto kv_bytes = [&](std::int64_t rows) { return sizeof(float) * size(2 * kv_width * rows); };
+    const auto kv_bytes = [&](std::int64_t rows) { return size(rows) * token_bytes_of(cache.shape()); };
 
     segments.begin(Operation::embedding, kNoLayer, 0, size(count * c.hidden_size) * size_of(embedding_->type));
     for_rows(impl, count, [&](std::int64_t row) noexcept {

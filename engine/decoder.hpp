@@ -19,7 +19,7 @@
 namespace headlong {
 
 /// Options of a cache for such a decoder: its layers and shape, and max_positions as the capacity.
-KvCacheOptions cache_options_of(const DecoderConfig& config);
+KvCacheOptions cache_options_of(const DecoderConfig& config, const KvTypes& types = {});
 
 /// Who wants to know what a call of Decoder::forward() does; costs a branch an operation where nobody does.
 struct ForwardHooks {
@@ -55,9 +55,9 @@ class Decoder {
     std::size_t weight_bytes() const noexcept;
 
     /// Bytes of scratch that a context holds after calls of forward() with these numbers of tokens, one at a time,
-    /// whatever the caches held before.
+    /// whatever the caches, of these types, held before.
     static std::size_t scratch_bytes(const Context::Impl& context, const DecoderConfig& config,
-                                     std::span<const std::int64_t> token_counts,
+                                     std::span<const std::int64_t> token_counts, const KvTypes& types = {},
                                      std::optional<WeightType> type = {}) noexcept;
 
   private:

@@ -173,7 +173,7 @@ Generation generate(Context& context, const Model& model, std::string_view promp
         if (tokens.empty() && info.bos_id) tokens.push_back(*info.bos_id);
         if (tokens.empty() && !info.eos_ids.empty()) tokens.push_back(info.eos_ids.front());
         if (tokens.empty()) throw InvalidArgument("prompt: is empty, and the model has no token to start from");
-        KvCache cache(model.cache_options());
+        KvCache cache(model.cache_options(options.kv));
         return run(context, model, cache, std::move(tokens), options);
     });
 }

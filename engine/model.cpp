@@ -85,11 +85,13 @@ Model& Model::operator=(Model&&) noexcept = default;
 const ModelInfo& Model::info() const noexcept { return impl_->info; }
 const Tokenizer& Model::tokenizer() const noexcept { return impl_->tokenizer; }
 
-KvCacheOptions Model::cache_options() const { return cache_options_of(impl_->decoder.config()); }
+KvCacheOptions Model::cache_options(const KvTypes& types) const {
+    return cache_options_of(impl_->decoder.config(), types);
+}
 
 void Model::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache,
                     const OutputTensor<2>& logits) const {
-    const KvCacheOptions wanted = cache_options();
+    const KvCacheOptions wanted = cache_options(cache.shape().types());
     if (!(cache.shape() == wanted.shape) || static_cast<std::int64_t>(cache.layers()) != wanted.layers) {
         throw InvalidArgument("forward: the cache is of another shape than the model's cache_options()");
     }

@@ -13,6 +13,8 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -20,12 +22,14 @@
 #include <headlong/error.hpp>
 
 #include "tests/support/command_line.hpp"
+#include "tests/support/counting_resource.hpp"
 #include "tests/support/isas.hpp"
 #include "tools/bench/attention_workload.hpp"
 #include "tools/bench/linear_workload.hpp"
 #include "tools/bench/plot.hpp"
 #include "tools/bench/report.hpp"
 #include "tools/bench/schedule.hpp"
+#include "tools/measure/lists.hpp"
 #include "tools/measure/machine.hpp"
 #include "tools/measure/statistics.hpp"
 
@@ -119,6 +123,43 @@ TEST(WorkloadTest, LiveBytes) {
     EXPECT_EQ(live_kv_bytes(wide), 10 * 2 * (8 + 24) * 4);
 }
 
+TEST(WorkloadTest, BytesAreThoseOfTheTypes) {
+    const std::unique_ptr<Context> context = make_context(available_isas().back());
+    for (const Phase phase : {Phase::prefill, Phase::decode}) {
+        AttentionShape s = shape(phase, {phase == Phase::prefill ? 100 : 1}, {100});
+        s.value_dim = 24;
+        for (const auto& [types, key_bytes, value_bytes] : {std::tuple{KvTypes{KvType::f16, KvType::f16}, 2, 2},
+                                                            {KvTypes{KvType::bf16, KvType::f32}, 2, 4},
+                                                            {KvTypes{KvType::f32, KvType::f16}, 4, 2}}) {
+            s.kv = types;
+            EXPECT_EQ(live_kv_bytes(s), 100.0 * 2 * (8 * key_bytes + 24 * value_bytes));
+            const tools::PlannedWorkload plan = plan_attention(s, "test");
+            EXPECT_EQ(plan.shape["kv_type"], tools::kv_types_name(types));
+            const auto workload = plan.make(*context);
+            EXPECT_EQ(workload->bytes(), live_kv_bytes(s));
+            // values are padded to 32 a row
+            EXPECT_EQ(workload->kv_bytes(), static_cast<std::size_t>(100 * 2 * (8 * key_bytes + 32 * value_bytes)));
+        }
+    }
+}
+
+// A prompt goes into a cache that the repetition before filled, and blocks come from its pool.
+TEST(WorkloadTest, CachedPrefillsAllocateNothingAnew) {
+    CountingResource memory;
+    {
+        const auto context = make_context(available_isas().back(), 1, &memory);
+        AttentionShape s = shape(Phase::prefill, {300, 70}, {300, 70});
+        s.kv = {KvType::f16, KvType::f16};
+        const auto workload = plan_attention(s, "test").make(*context);
+        workload->run(*context);
+        const std::size_t kv_bytes = workload->kv_bytes();
+        const auto before = memory.counts();
+        for (int i = 0; i < 3; ++i) workload->run(*context);
+        EXPECT_EQ(memory.counts().allocations, before.allocations);
+        EXPECT_EQ(workload->kv_bytes(), kv_bytes) << "the cache is filled from its beginning";
+    }
+}
+
 TEST(WorkloadTest, FlopsAndStoredBytes) {
     const std::unique_ptr<Context> context = make_context(available_isas().back());
     const auto make = [&](const AttentionShape& s) { return plan_attention(s, "test").make(*context); };
@@ -183,6 +224,10 @@ TEST(WorkloadTest, OutputsAgreeWithTheReference) {
         shapes.back().window = 20;
         shapes.push_back(shapes.front());
         shapes.back().causal = false;
+        for (std::size_t i = 0, plain = shapes.size(); i < plain; ++i) {  // the same over caches of 16 bits
+            shapes.push_back(shapes[i]);
+            shapes.back().kv = i % 2 == 0 ? KvTypes{KvType::f16, KvType::f16} : KvTypes{KvType::bf16, KvType::f16};
+        }
         for (const AttentionShape& s : shapes) {
             const auto deviation = plan_attention(s, "test").make(*context)->check(*context);
             ASSERT_TRUE(deviation);
@@ -207,7 +252,7 @@ TEST(WorkloadTest, WhatDoesNotFitIsRefused) {
         EXPECT_NE(std::string(error.what()).find("-d 549755813888"), std::string::npos) << error.what();
     }
     AttentionShape type = shape(Phase::decode, {1}, {10});
-    type.key_type = KvType::int4;
+    type.kv.keys = KvType::int4;
     EXPECT_THROW(plan_attention(type, "test"), Unsupported);
 }
 
@@ -580,6 +625,40 @@ TEST_F(BenchTest, Models) {
     expect_bad_call("bench model -n 0", {"-n is 0"});
 }
 
+TEST_F(BenchTest, TypesOfTheCacheAreRows) {
+    const json rows = bench(
+        "attention --heads 4 --kv-heads 2 --head-dim 16 -p 70 -d 100 --kv f32,f16,bf16:f32 -t 1 -r 1 --layers 1 "
+        "--check")["rows"];
+    ASSERT_EQ(rows.size(), 6U);
+    const std::vector<std::pair<std::string, std::size_t>> want{{"f32", 8}, {"f16", 4}, {"bf16:f32", 6}};
+    for (std::size_t i = 0; i < 6; ++i) {
+        const std::size_t tokens = i % 2 == 0 ? 70 : 100;
+        EXPECT_EQ(rows[i]["kv_type"], want[i / 2].first);
+        EXPECT_EQ(rows[i]["phase"], i % 2 == 0 ? "prefill" : "decode");
+        EXPECT_EQ(rows[i]["kv_bytes"], tokens * 2 * 16 * want[i / 2].second);
+        EXPECT_EQ(rows[i]["bytes"].get<double>(), static_cast<double>(tokens * 2 * 16 * want[i / 2].second));
+        EXPECT_LE(rows[i]["max_abs_err"], rows[i]["tolerance"]);
+    }
+    const json chunk = bench(
+        "attention --heads 4 --kv-heads 2 --head-dim 16 -d 100 -q 30 --kv f16 -t 1 -r 1 --layers 1 "
+        "--check")["rows"][0];
+    EXPECT_EQ(chunk["phase"], "chunk");
+    EXPECT_EQ(chunk["kv_type"], "f16");
+    EXPECT_EQ(chunk["kv_bytes"], 100 * 2 * 16 * 4);
+
+    const json models = bench("model -p 8 -d 16 --kv f32,f16 -t 1 -r 1")["rows"];
+    ASSERT_EQ(models.size(), 4U);
+    for (std::size_t i = 0; i < 2; ++i) {
+        EXPECT_EQ(models[i]["kv_type"], "f32");
+        EXPECT_EQ(models[i + 2]["kv_type"], "f16");
+        EXPECT_EQ(models[i + 2]["kv_bytes"].get<std::size_t>() * 2, models[i]["kv_bytes"].get<std::size_t>());
+        // appended and read: 6 layers, 2 KV heads, 64 elements a token, 2 bytes less each
+        const std::size_t tokens = i == 0 ? 8 + 8 : 1 + 16;
+        EXPECT_EQ(models[i]["bytes"].get<double>() - models[i + 2]["bytes"].get<double>(),
+                  static_cast<double>(tokens * 6 * 2 * 64 * 2));
+    }
+}
+
 TEST_F(BenchTest, BadCalls) {
     const std::string a = "bench attention ";
     expect_bad_call("bench", {"subcommand"});
@@ -602,7 +681,9 @@ TEST_F(BenchTest, BadCalls) {
                         write("zero.json", R"({"num_attention_heads": 0, "hidden_size": 64, "num_hidden_layers": 2})") +
                         "'",
                     {"zero.json", "num_attention_heads", "0"});
-    expect_bad_call(a + "--kv int8", {"int8"});
+    expect_bad_call(a + "--kv int8", {"--kv is 'int8'", "not built yet", "f32, f16 and bf16"});
+    expect_bad_call(a + "--kv f16,f32:int4", {"'int4'", "not built yet", "f32, f16 and bf16"});
+    expect_bad_call("bench model --kv int8", {"--kv is 'int8'", "not built yet", "f32, f16 and bf16"});
     expect_bad_call(a + "--kv f33", {"f33"});
     expect_bad_call(a + "-t 0", {"-t"});
     expect_bad_call(a + "--isa mmx", {"mmx"});

@@ -86,7 +86,9 @@ TEST_F(CommandLineTest, BadCallsAreOneLineAndCodeTwo) {
     expect_bad_call("--bogus", {"--bogus", "headlong --help"});
     expect_bad_call("bogus", {"bogus", "headlong --help"});
     expect_bad_call("verify --bogus", {"--bogus", "headlong verify --help"});
-    expect_bad_call("verify --kv int8", {"--kv"});
+    expect_bad_call("verify --kv int8", {"--kv is 'int8'", "not built yet", "f32, f16 and bf16"});
+    expect_bad_call("verify --kv f64", {"--kv is 'f64'", "no type", "f32, f16 and bf16"});
+    expect_bad_call("verify --kv f16,f32", {"--kv is 'f16,f32'", "a list", "f16:f32"});
     expect_bad_call("info --measures", {"--measures"});
     expect_bad_call("info extra", {"extra"});
     expect_bad_call("verify --isa", {"--isa"});
@@ -182,6 +184,36 @@ TEST_F(CommandLineTest, SelfTestPasses) {
     EXPECT_EQ(report["failed"], 0);
     EXPECT_EQ(report["skipped"], 0);
     EXPECT_GE(report["passed"], 20 * available_isas().size());
+}
+
+TEST_F(CommandLineTest, CachesOf16BitsPassOnWhatTheyHold) {
+    for (const std::string types : {"f16", "bf16", "f16:f32"}) {
+        SCOPED_TRACE(types);
+        const std::string kv = "--isa all --kv " + types + " ";
+        const json self_test = verify(kv, 0);
+        EXPECT_EQ(self_test["failed"], 0);
+        EXPECT_EQ(self_test["skipped"], 0);
+        EXPECT_GE(self_test["passed"], 20 * available_isas().size());
+        const json shipped = verify(
+            kv + "'" + shipped_case("multi_head").string() + "' '" + shipped_case("attention_edges").string() + "'", 0);
+        EXPECT_EQ(shipped["failed"], 0);
+        EXPECT_EQ(shipped["skipped"], 0);
+        EXPECT_GE(shipped["passed"], (8 + 3) * available_isas().size());
+        for (const json& each : shipped["cases"]) EXPECT_TRUE(each["max_abs_err"].is_number()) << each;
+    }
+    // the reference must have computed with what is held: 1 + 2^-12 is 1 in f16, and not what the file expects
+    std::vector<TensorToWrite> tensors = small_attention();
+    tensors[2] = tensor_to_write("V", "F32", {1, 1, 1, 3}, std::vector<float>(3, 1.0F + 0x1p-12F));
+    tensors[3] = tensor_to_write("Y", "F32", {1, 2, 1, 3}, std::vector<float>(6, 1.0F + 0x1p-12F));
+    write_safetensors(case_path(), tensors, kAttention);
+    for (const char* types : {"f32", "f16", "f32:f16"}) {
+        const json report = verify(std::string("--kv ") + types + " '" + case_path() + "'", 0);
+        EXPECT_EQ(report["passed"], 1) << report;
+        EXPECT_EQ(report["cases"][0]["max_abs_err"], 0.0) << types;
+    }
+    const json model = verify("--kv f16 '" + (source_dir() / "tools" / "models" / "austen").string() + "'", 0);
+    EXPECT_EQ(model["skipped"], 1);
+    EXPECT_EQ(model["cases"][0]["why"].get<std::string>().find("needs "), 0U) << model;
 }
 
 TEST_F(CommandLineTest, TheTableEndsWithASummary) {
@@ -498,7 +530,39 @@ TEST_F(CommandLineTest, GenerateContinuesTheGoldenPrompt) {
     EXPECT_EQ(json::parse(run(seeded).out)["tokens"], json::parse(run(seeded).out)["tokens"]);
 }
 
+TEST_F(CommandLineTest, SharedCasesPassWithCachesOf16Bits) {
+    const std::filesystem::path shared = shared_data("conformance");
+    if (shared.empty()) GTEST_SKIP() << "needs the shared data's folder conformance (set HEADLONG_SHARED)";
+    for (const std::string types : {"f16", "bf16", "f32:bf16"}) {
+        for (const auto& [folder, passed] :
+             std::map<std::string, std::size_t>{{"multi_head", 8}, {"onnx_attention", 52}, {"attention_edges", 20}}) {
+            const json report = verify("--kv " + types + " '" + (shared / folder).string() + "'", 0);
+            EXPECT_EQ(report["failed"], 0) << folder << " " << types;
+            EXPECT_EQ(report["passed"], passed) << folder << " " << types;
+        }
+    }
+}
+
+TEST_F(CommandLineTest, GenerateKeepsKeysAndValuesInTheTypesAskedFor) {
+    const auto generated = [&](const std::string& arguments) {
+        const Result result = run("generate --json -p 'It is a truth' -n 20 --ignore-eos " + arguments);
+        EXPECT_EQ(result.code, 0) << result.err;
+        return json::parse(result.out, nullptr, false);
+    };
+    const json floats = generated("");
+    const auto bytes = floats["kv_bytes"].get<std::size_t>();
+    EXPECT_EQ(generated("--kv f32")["kv_bytes"], bytes);
+    EXPECT_EQ(generated("--kv f16")["kv_bytes"], bytes / 2);
+    EXPECT_EQ(generated("--kv bf16")["kv_bytes"], bytes / 2);
+    EXPECT_EQ(generated("--kv f16:f32")["kv_bytes"], bytes / 4 * 3);
+    EXPECT_EQ(generated("--kv f16")["tokens"].size(), 20U);
+}
+
 TEST_F(CommandLineTest, GenerateRefusesBadCalls) {
+    expect_bad_call("generate -p a --kv int4", {"--kv is 'int4'", "not built yet", "f32, f16 and bf16"});
+    expect_bad_call("generate -p a --kv f16,f32", {"--kv is 'f16,f32'", "a list"});
+    expect_bad_call("profile --kv int8", {"--kv is 'int8'", "not built yet", "f32, f16 and bf16"});
+
     expect_bad_call("generate /nowhere", {"/nowhere/config.json"});
     expect_bad_call("generate -n -1", {"max_tokens is -1"});
     expect_bad_call("generate -p a --temperature -2", {"temperature is -2"});

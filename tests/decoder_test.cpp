@@ -457,6 +457,31 @@ TEST_F(DecoderFolderTest, AnyRefusedAllocationLeavesTheCache) {
     }
 }
 
+// Steps, and a prompt that is long enough to be widened a span at a time, read the same rounded rows.
+TEST_F(DecoderFolderTest, CachesOf16BitsGiveTheSameBitsHoweverTokensAreSplit) {
+    const Model model = load();
+    const std::vector<std::int32_t> tokens{1, 2, 3, 4, 5, 6, 7,  8, 9, 10, 1, 3, 5,
+                                           7, 9, 2, 4, 6, 8, 10, 1, 1, 2,  3, 5, 8};
+    const auto logits_of = [&](const KvTypes& types, std::size_t chunk) {
+        KvCache cache(model.cache_options(types));
+        std::vector<float> logits(tokens.size() * 11);
+        for (std::size_t first = 0; first < tokens.size(); first += chunk) {
+            const std::size_t count = std::min(chunk, tokens.size() - first);
+            model.forward(context_, std::span(tokens).subspan(first, count), cache,
+                          OutputTensor<2>::dense(logits.data() + first * 11, {static_cast<std::int64_t>(count), 11}));
+        }
+        return logits;
+    };
+    const std::vector<float> floats = logits_of({}, 26);
+    for (const KvTypes& types : {KvTypes{KvType::f16, KvType::f16}, KvTypes{KvType::bf16, KvType::f32}}) {
+        const std::vector<float> whole = logits_of(types, 26);
+        EXPECT_TRUE(same_bits(whole, logits_of(types, 1)));
+        EXPECT_TRUE(same_bits(whole, logits_of(types, 7)));
+        EXPECT_FALSE(same_bits(whole, floats)) << "nothing was rounded";
+        for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(whole[i], floats[i], 0.05);
+    }
+}
+
 TEST_F(DecoderFolderTest, BadCallsLeaveTheCache) {
     const Model model = load();
     KvCache cache = cache_for(model);

@@ -181,6 +181,129 @@ TEST(FeatureKernelsTestHalf, PackingIsThatOfTheWidenedRows) {
     }
 }
 
+TEST(FeatureKernelsTestHalf, PackingTo16BitsRoundsToNearestEven) {
+    Random random(seed_or(77));
+    HEADLONG_TRACE_SEED(random);
+    const std::vector<float> awkward{65504.0F,        65519.99F, -65520.0F, 3e38F,           0x1.002p0F,
+                                     0x1.006p0F,      0x1.01p0F, 0x1.03p0F, 0x1.00200002p0F, 0x1.010002p0F,
+                                     0x1.000002p-25F, 0x1p-25F,  -0.0F,     0x1p-149F,       0x1.ffcp-15F,
+                                     kInfinity,       kNaN};
+    HEADLONG_FOR_EACH_ISA(isa) {
+        const kernels::KernelTable& table = table_of(isa);
+        for (int draw = 0; draw < (emulated() ? 100 : 800); ++draw) {
+            const ElementType from =
+                random.pick(std::vector<ElementType>{ElementType::f32, ElementType::f16, ElementType::bf16});
+            const ElementType to = random.pick(kHalves);
+            const auto rows = static_cast<std::size_t>(random.integer(1, 44));
+            const auto columns = static_cast<std::size_t>(random.pick(std::vector<int>{1, 3, 7, 8, 9, 16, 17, 33, 64}));
+            const bool transposed = random.chance(0.3);
+            const auto row_stride = transposed ? 1 : static_cast<std::ptrdiff_t>(columns) + random.integer(0, 2);
+            const auto column_stride = transposed           ? static_cast<std::ptrdiff_t>(rows) + random.integer(0, 2)
+                                       : random.chance(0.2) ? 2
+                                                            : 1;
+            const std::size_t count =
+                static_cast<std::size_t>(static_cast<std::ptrdiff_t>(rows - 1) * row_stride +
+                                         static_cast<std::ptrdiff_t>(columns - 1) * column_stride) +
+                1;
+            const std::size_t bytes = kernels::element_bytes(from);
+            const GuardedBytes source(count * bytes);
+            std::vector<float> numbers(count);  // what the source holds
+            const double often = random.pick(std::vector<double>{0.0, 0.02, 0.5});
+            for (std::size_t i = 0; i < count; ++i) {
+                float x = random.chance(often) ? random.pick(awkward) : random.normal_f32();
+                if (from == ElementType::f32) {
+                    std::memcpy(source.data() + i * bytes, &x, bytes);
+                } else {
+                    const std::uint16_t half = nearest(from, x);
+                    std::memcpy(source.data() + i * bytes, &half, bytes);
+                    x = widen(from, half);
+                }
+                numbers[i] = x;
+            }
+            const auto number = [&](std::size_t row, std::size_t column) {
+                return numbers[static_cast<std::size_t>(static_cast<std::ptrdiff_t>(row) * row_stride +
+                                                        static_cast<std::ptrdiff_t>(column) * column_stride)];
+            };
+            const kernels::Rows view{source.data(), from, row_stride, column_stride, rows, columns};
+            const auto lane = static_cast<std::size_t>(random.integer(0, 20));
+            constexpr std::uint16_t kUntouched = 0x7DA5;
+
+            const std::size_t tokens = kernels::round_up(lane + rows, 16);
+            const Halves panels(kernels::round_up(tokens * columns, 32));  // begins on a cache line
+            std::fill_n(panels.data(), panels.count, kUntouched);
+            table.pack_panels({view, panels.data(), lane, to});
+            for (std::size_t token = 0; token < tokens; ++token) {
+                const bool written = token >= lane && token < lane + rows;
+                for (std::size_t c = 0; c < columns; ++c) {
+                    ASSERT_EQ(panels[(token / 16 * columns + c) * 16 + token % 16],
+                              written ? nearest(to, number(token - lane, c)) : kUntouched)
+                        << "token " << token << ", column " << c << " of " << rows << " x " << columns;
+                }
+            }
+
+            const Halves values(kernels::kBlockTokens * kernels::padded_columns(columns));
+            std::fill_n(values.data(), values.count, kUntouched);
+            const bool reported = table.pack_values({view, values.data(), lane, to});
+            bool nonfinite = false;
+            for (std::size_t token = 0; token < kernels::kBlockTokens; ++token) {
+                const bool written = token >= lane && token < lane + rows;
+                for (std::size_t c = 0; c < kernels::padded_columns(columns); ++c) {
+                    std::uint16_t want = kUntouched;
+                    if (written) want = c < columns ? nearest(to, number(token - lane, c)) : 0;
+                    if (written) nonfinite = nonfinite || !std::isfinite(widen(to, want));
+                    ASSERT_EQ(values[kernels::value_index(token, c)], want)
+                        << "token " << token << ", column " << c << " of " << rows << " x " << columns;
+                }
+            }
+            ASSERT_EQ(reported, nonfinite);
+        }
+    }
+}
+
+// Finite in the caller's memory, infinite in the cache: that is what the guard must know.
+TEST(FeatureKernelsTestHalf, WhatOverflowsWhenRoundedIsReported) {
+    HEADLONG_FOR_EACH_ISA(isa) {
+        const Halves values(kernels::kBlockTokens * 32);
+        std::vector<float> row(23, 1.0F);
+        for (const std::size_t column : {std::size_t{0}, std::size_t{15}, std::size_t{16}, std::size_t{22}}) {
+            const auto reported = [&](ElementType type, float x) {
+                std::vector<float> with = row;
+                with[column] = x;
+                return table_of(isa).pack_values(
+                    {{with.data(), ElementType::f32, 23, 1, 1, 23}, values.data(), 9, type});
+            };
+            EXPECT_FALSE(reported(ElementType::f16, 65519.99F));
+            EXPECT_TRUE(reported(ElementType::f16, 65520.0F));
+            EXPECT_TRUE(reported(ElementType::f16, -1e30F));
+            EXPECT_FALSE(reported(ElementType::bf16, 0x1.fefffep127F));
+            EXPECT_TRUE(reported(ElementType::bf16, 0x1.ffp127F));
+        }
+    }
+}
+
+TEST(FeatureKernelsTestHalf, WidenIsExact) {
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (const ElementType type : kHalves) {
+            const Halves all(65536);
+            for (std::size_t i = 0; i < all.count; ++i) all[i] = static_cast<std::uint16_t>(i);
+            const GuardedFloats out(all.count);
+            for (const std::size_t count : {std::size_t{16}, std::size_t{48}, all.count}) {
+                table_of(isa).widen({all.data() + (all.count - count), type, out.data() + (all.count - count), count});
+                for (std::size_t i = 0; i < all.count; ++i) {
+                    const float want = widen(type, static_cast<std::uint16_t>(i));
+                    if (i < all.count - count) {
+                        ASSERT_TRUE(is_canary(out[i])) << i;
+                    } else if (std::isnan(want)) {
+                        ASSERT_TRUE(std::isnan(out[i]) && !is_canary(out[i])) << i;
+                    } else {
+                        ASSERT_TRUE(same_bits(out[i], want)) << i << " is " << out[i] << ", not " << want;
+                    }
+                }
+            }
+        }
+    }
+}
+
 TEST(FeatureKernelsTestHalf, SignallingNaNsOfFloatsKeepTheirBitsInACache) {
     HEADLONG_FOR_EACH_ISA(isa) {
         const std::vector<std::uint32_t> bits{0x7F800001U, 0xFFA00000U, 0x7FC12345U, 0x80000000U, 1U, 0x3F800000U,

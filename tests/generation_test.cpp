@@ -270,6 +270,31 @@ TEST_F(GenerationModelTest, ACacheIsContinued) {
     EXPECT_THROW(generate(context_, model_, parts, {}, options), InvalidArgument);
 }
 
+TEST_F(GenerationModelTest, CachesOf16Bits) {
+    const std::string_view prompt = "It is a truth universally acknowledged, that a single man";
+    GenerateOptions options;
+    options.max_tokens = 30;
+    options.ignore_eos = true;
+    const std::size_t bytes = run(options, prompt).kv_bytes;
+    for (const auto& [types, part] : {std::pair{KvTypes{KvType::f16, KvType::f16}, bytes / 2},
+                                      {KvTypes{KvType::bf16, KvType::bf16}, bytes / 2},
+                                      {KvTypes{KvType::f16, KvType::f32}, bytes / 4 * 3}}) {
+        options.kv = types;
+        options.prefill_chunk = 512;
+        const Generation whole = run(options, prompt);
+        EXPECT_EQ(whole.kv_bytes, part);
+        options.prefill_chunk = 1;
+        EXPECT_EQ(run(options, prompt).tokens, whole.tokens);
+        // a cache that is given has its own types
+        KvCache cache(model_.cache_options(types));
+        options.kv = {};
+        EXPECT_EQ(generate(context_, model_, cache, whole.prompt_tokens, options).tokens, whole.tokens);
+        EXPECT_EQ(cache.used_bytes(), part);
+    }
+    options.kv = {KvType::f32, KvType::int8};
+    EXPECT_THROW(run(options, prompt), Unsupported);
+}
+
 TEST_F(GenerationModelTest, SeveralTextsAtOnce) {
     GenerateOptions options;
     options.max_tokens = 30;

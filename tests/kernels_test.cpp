@@ -16,6 +16,7 @@
 
 #include "engine/isa.hpp"
 #include "engine/limits.hpp"
+#include "kernels/half.hpp"
 #include "kernels/layout.hpp"
 #include "tests/support/buffers.hpp"
 #include "tests/support/compare.hpp"
@@ -49,6 +50,21 @@ float fresh_normal(Random& random) { return random.normal_f32(); }
 void fill_normal(const GuardedFloats& floats, Random& random) {
     for (float& x : floats) x = fresh_normal(random);
 }
+
+/// Floats as 16-bit elements in guarded memory; the floats become what these are when widened. The memory begins on a
+/// cache line, so that up to 62 bytes behind the last element are not guarded.
+GuardedBytes narrow(kernels::ElementType type, const GuardedFloats& floats) {
+    GuardedBytes bytes(round_up(2 * floats.size(), kernels::kAlignment));
+    auto* halves = reinterpret_cast<std::uint16_t*>(bytes.data());
+    for (std::size_t i = 0; i < floats.size(); ++i) {
+        const bool f16 = type == kernels::ElementType::f16;
+        halves[i] = f16 ? kernels::narrow_f16(floats[i]) : kernels::narrow_bf16(floats[i]);
+        floats[i] = f16 ? kernels::widen_f16(halves[i]) : kernels::widen_bf16(halves[i]);
+    }
+    return bytes;
+}
+
+constexpr std::array kHalves{kernels::ElementType::f16, kernels::ElementType::bf16};
 
 // ---------------------------------------------------------------------------------------------------- dot_panels
 
@@ -183,6 +199,33 @@ TEST(KernelsTestDotPanels, SumsOfPartsOfTheDepthAreTheWhole) {
                                       buffers.out.data(), buffers.out_stride, 70, begin != 0, false});
         }
         EXPECT_TRUE(same_bits(buffers.out.data(), whole.data(), whole.size()));
+    }
+}
+
+TEST(KernelsTestDotPanels, PanelsOf16BitsGiveTheBitsOfWidenedOnes) {
+    Random random(seed_or(46));
+    HEADLONG_TRACE_SEED(random);
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (const kernels::ElementType type : kHalves) {
+            for (std::size_t rows = 1; rows <= 13; ++rows) {
+                for (const std::size_t columns : Sizes{1, 16, 40, 64, 97}) {
+                    const std::size_t depth = random.pick(Sizes{1, 3, 15, 17, 33, 64, 111});
+                    DotCase shape{rows, columns, depth, 1, 2};
+                    shape.accumulate = random.chance(0.3);
+                    const DotBuffers buffers(shape, random);
+                    const GuardedBytes halves = narrow(type, buffers.panels);
+                    const std::vector<float> before(buffers.out.begin(), buffers.out.end());
+                    buffers.run(table_of(isa));
+                    const std::vector<float> want(buffers.out.begin(), buffers.out.end());
+                    std::copy(before.begin(), before.end(), buffers.out.begin());
+                    table_of(isa).dot_panels({buffers.rows.data(), buffers.row_stride, rows, halves.data(),
+                                              buffers.panel_stride, depth, buffers.out.data(), buffers.out_stride,
+                                              columns, shape.accumulate, false, type});
+                    ASSERT_TRUE(same_bits(buffers.out.data(), want.data(), want.size()))
+                        << rows << " rows, " << columns << " columns, depth " << depth;
+                }
+            }
+        }
     }
 }
 
@@ -654,6 +697,39 @@ TEST(KernelsTestWeightedRows, SumsInAscendingOrderForEveryShape) {
                     ASSERT_TRUE(same_but_for_zero_signs(buffers.out, want))
                         << rows << " rows, " << columns << " columns, tokens " << first << " to " << last
                         << ", blocks to guard " << nonfinite;
+                }
+            }
+        }
+    }
+}
+
+TEST(KernelsTestWeightedRows, ValuesOf16BitsGiveTheBitsOfWidenedOnes) {
+    Random random(seed_or(47));
+    HEADLONG_TRACE_SEED(random);
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (const kernels::ElementType type : kHalves) {
+            for (const std::size_t columns : Sizes{16, 48, 80, 128}) {
+                const ValueSpan values(columns, random);
+                values.at(100, 5) = kInfinity;  // block 1 is guarded
+                std::vector<GuardedBytes> halves;
+                std::array<const void*, kernels::kSpanBlocks> blocks{};
+                for (std::size_t b = 0; b < kernels::kSpanBlocks; ++b) {
+                    blocks[b] = halves.emplace_back(narrow(type, values.blocks[b])).data();
+                }
+                for (std::size_t rows = 1; rows <= 13; ++rows) {
+                    const std::size_t first = static_cast<std::size_t>(random.integer(0, 8)) * 16;
+                    const std::size_t last = first + static_cast<std::size_t>(random.integer(1, 12)) * 16;
+                    WeightedBuffers buffers(rows, columns, first, last, random);
+                    for (std::size_t r = 0; r < rows; ++r) buffers.mask(r, first + r % 4, last - r % 16);
+                    buffers.nonfinite = 1U << 1U;
+                    buffers.run(table_of(isa), values);
+                    const std::vector<float> want(buffers.out.begin(), buffers.out.end());
+                    std::fill(buffers.out.begin(), buffers.out.end(), kCanary);
+                    table_of(isa).weighted_rows({buffers.weights.data(), buffers.stride, rows, blocks.data(),
+                                                 buffers.nonfinite, first, last, columns, buffers.out.data(),
+                                                 buffers.out_stride, type});
+                    ASSERT_TRUE(same_bits(buffers.out.data(), want.data(), want.size()))
+                        << rows << " rows, " << columns << " columns, tokens " << first << " to " << last;
                 }
             }
         }

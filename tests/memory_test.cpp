@@ -66,14 +66,16 @@ TEST(MemoryPlanTest, ScratchIsWhatGeneratingLeaves) {
             context_options.executor = std::make_shared<WideExecutor>(threads);
             Context context(context_options);
             const Model model(context, austen());
-            KvCache cache(model.cache_options());
+            const KvTypes types{depth % 2 == 0 ? KvType::f32 : KvType::f16,
+                                depth % 3 == 0 ? KvType::bf16 : KvType::f32};
+            KvCache cache(model.cache_options(types));
             GenerateOptions options;
             options.max_tokens = 2;  // the second one takes a step of its own
             options.ignore_eos = true;
             generate(context, model, cache, std::span(tokens).first(depth), options);
             const auto length = static_cast<std::int64_t>(depth);
             const std::array calls{std::min<std::int64_t>(length, 512), length % 512, std::int64_t{1}};
-            EXPECT_EQ(Decoder::scratch_bytes(context.impl(), config, calls), context.scratch_bytes());
+            EXPECT_EQ(Decoder::scratch_bytes(context.impl(), config, calls, types), context.scratch_bytes());
         }
     }
 }
@@ -126,6 +128,15 @@ TEST_F(MemoryCommandTest, CachesAreBlocksOf64Tokens) {
         EXPECT_EQ(rows[i]["scratch_bytes"], nullptr);
         EXPECT_EQ(rows[i]["total_bytes"], nullptr);
         EXPECT_EQ(rows[i]["fits"], nullptr);
+    }
+    // 16 bits: keys of 6, values of 16 with padding, each at its own width
+    const json typed = plan(model + " -d 65 --kv f16,bf16:f32,f32:f16")["rows"];
+    ASSERT_EQ(typed.size(), 3U);
+    const std::vector<std::pair<std::string, std::size_t>> token_bytes{
+        {"f16", 6 * 2 + 16 * 2}, {"bf16:f32", 6 * 2 + 16 * 4}, {"f32:f16", 6 * 4 + 16 * 2}};
+    for (std::size_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(typed[i]["kv_type"], token_bytes[i].first);
+        EXPECT_EQ(typed[i]["kv_bytes"], 2 * 64 * 3 * 2 * token_bytes[i].second);
     }
     // Llama 3.1 8B at 8192 tokens: 32 layers * 8 KV heads * (128 + 128) floats a token
     EXPECT_EQ(plan("llama-3.1-8b -d 8192 --ram 64G")["rows"][0]["kv_bytes"], 8192ULL * 32 * 8 * 256 * 4);
@@ -238,9 +249,9 @@ TEST_F(MemoryCommandTest, BadCallsAreNamed) {
                     {"num_attention_heads is 0"});
     expect_bad_call("memory " + good + "-d 512,", {"-d is '512,'", "512-8192*2"});
     expect_bad_call("memory " + good + "-d 0", {"-d is '0'", "from 1"});
-    expect_bad_call("memory " + good + "-d 512 --kv f64", {"--kv is 'f64'", "int4"});
-    for (const char* type : {"f16", "bf16", "int8", "int4"}) {
-        expect_bad_call("memory " + good + "-d 512 --kv f32," + type, {type, "not built yet"});
+    expect_bad_call("memory " + good + "-d 512 --kv f64", {"--kv is 'f64'", "f32, f16 and bf16"});
+    for (const char* type : {"int8", "int4", "f16:int8"}) {
+        expect_bad_call("memory " + good + "-d 512 --kv f32," + type, {type, "not built yet", "f32, f16 and bf16"});
     }
     for (const char* size : {"0", "-1", "G", "5X", "5GB", "1.5G", "16777216T", "18446744073709551616"}) {
         expect_bad_call("memory " + good + "-d 512 --ram " + size, {"--ram", "64G"});

@@ -112,6 +112,24 @@ TEST(ProfileLogTest, WorkOfTheEmbeddedModelIsCounted) {
     expect_work(step, Operation::attention, 6 * 4 * 6 * 32 * 6, 6 * 6 * 2 * 64 * 4);
 }
 
+TEST(ProfileLogTest, BytesOfKeysAndValuesAreThoseOfTheCache) {
+    const auto context = make_context(available_isas().back());
+    const Model model(*context, austen());
+    for (const auto& [types, pair_bytes] :
+         {std::pair{KvTypes{}, 8}, {KvTypes{KvType::f16, KvType::bf16}, 4}, {KvTypes{KvType::f16, KvType::f32}, 6}}) {
+        KvCache cache(model.cache_options(types));
+        CollectingLog prefill;
+        forward(*context, model, cache, {1, 2, 3, 4, 5}, 1, &prefill);
+        const auto token = static_cast<std::uint64_t>(6 * 64 * pair_bytes);
+        expect_work(prefill, Operation::append, 0, 5 * token);
+        expect_work(prefill, Operation::attention, 6 * 4 * 6 * 32 * (1 + 2 + 3 + 4 + 5), 5 * token);
+        CollectingLog step;
+        forward(*context, model, cache, {6}, 1, &step);
+        expect_work(step, Operation::append, 0, token);
+        expect_work(step, Operation::attention, 6 * 4 * 6 * 32 * 6, 6 * token);
+    }
+}
+
 TEST(ProfileLogTest, OperationsComeInOrder) {
     using enum Operation;
     const auto context = make_context(available_isas().back());
@@ -478,6 +496,10 @@ TEST_F(ProfileCommandTest, PartsAreTheWholeAndTheTraceIsWellFormed) {
     EXPECT_GT(report["limits"]["gbps"].get<double>(), 0.0);
     EXPECT_EQ(report["memory"]["kv_used_bytes"], (prompt + steps) * 6 * 2 * 64 * 4);
     EXPECT_GE(report["memory"]["kv_reserved_bytes"], report["memory"]["kv_used_bytes"]);
+    EXPECT_EQ(report["memory"]["kv_type"], "f32");
+    const json halves = profile("-p 20 -n 2 --threads 1 --kv f16:bf16");
+    EXPECT_EQ(halves["memory"]["kv_type"], "f16:bf16");
+    EXPECT_EQ(halves["memory"]["kv_used_bytes"], 22 * 6 * 2 * 64 * 2);
     EXPECT_EQ(report["memory"]["weight_bytes"], 4 * (6 * 393216 + 192 * 1024));
     EXPECT_GT(report["memory"]["peak_bytes"], report["memory"]["weight_bytes"]);
     EXPECT_GT(report["memory"]["scratch_bytes"].get<std::int64_t>(), 0);

@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -94,19 +95,33 @@ TEST(ListsTest, NonsenseIsRefused) {
 }
 
 TEST(ListsTest, KvTypes) {
-    using Types = std::vector<std::pair<KvType, KvType>>;
-    EXPECT_EQ(parse_kv_types("--kv", "f32"), Types({{KvType::f32, KvType::f32}}));
-    EXPECT_EQ(parse_kv_types("--kv", "f32,int8,int8:f16,int8:int8"),
-              Types({{KvType::f32, KvType::f32}, {KvType::int8, KvType::int8}, {KvType::int8, KvType::f16}}));
-    EXPECT_EQ(parse_kv_types("--kv", "bf16:int4").size(), 1U);
-    EXPECT_EQ(tools::kv_types_name({KvType::int8, KvType::int8}), "int8");
-    EXPECT_EQ(tools::kv_types_name({KvType::int8, KvType::f16}), "int8:f16");
-    for (const char* text : {"", "f32,", "f64", "F32", "f32:", ":f32", "f32:f32:f32", "int8 "}) {
+    using Types = std::vector<KvTypes>;
+    const KvTypes f32{};
+    const KvTypes f16{KvType::f16, KvType::f16};
+    const KvTypes mixed{KvType::bf16, KvType::f32};
+    EXPECT_EQ(parse_kv_types("--kv", "f32"), Types({f32}));
+    EXPECT_EQ(parse_kv_types("--kv", "f32,f16,bf16:f32,f16:f16"), Types({f32, f16, mixed}));
+    EXPECT_EQ(tools::parse_kv_pair("--kv", "f16"), f16);
+    EXPECT_EQ(tools::parse_kv_pair("--kv", "bf16:f32"), mixed);
+    EXPECT_EQ(tools::kv_types_name(f16), "f16");
+    EXPECT_EQ(tools::kv_types_name(mixed), "bf16:f32");
+    for (const char* text : {"", "f32,", "f64", "F32", "f32:", ":f32", "f32:f32:f32", "f16 "}) {
         SCOPED_TRACE(text);
         const std::string message = refusal([&] { parse_kv_types("--kv", text); });
         EXPECT_TRUE(says(message, std::string("--kv is '") + text + "'"));
-        EXPECT_TRUE(says(message, "f32, f16, bf16, int8 and int4"));
+        EXPECT_TRUE(says(message, "no type; allowed are f32, f16 and bf16"));
     }
+    for (const char* text : {"int8", "int4", "f32,int8:f16", "f16:int4"}) {
+        SCOPED_TRACE(text);
+        for (const auto& parse : {std::function([&] { parse_kv_types("--kv", text); }),
+                                  std::function([&] { tools::parse_kv_pair("--kv", text); })}) {
+            const std::string message = refusal(parse, ErrorCode::unsupported);
+            EXPECT_TRUE(says(message, std::string("--kv is '") + text + "'"));
+            EXPECT_TRUE(says(message, "not built yet; allowed are f32, f16 and bf16"));
+        }
+    }
+    const std::string message = refusal([&] { tools::parse_kv_pair("--kv", "f16,f32"); });
+    EXPECT_TRUE(says(message, "--kv is 'f16,f32': a list; allowed is one of f32, f16 and bf16"));
 }
 
 TEST(ModelShapeTest, PresetsHoldTogether) {

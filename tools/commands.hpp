@@ -32,6 +32,7 @@ int run_info(const InfoArguments& arguments);
 struct VerifyArguments {
     std::vector<std::string> paths;  ///< files and folders; none = the self-test
     std::string isa;                 ///< a name, "all", or empty for the context's choice
+    std::string kv = "f32";          ///< types of the caches
     std::size_t threads = 0;         ///< 0 = as many as this process may use
     bool json = false;
 };
@@ -47,6 +48,7 @@ struct GenerateArguments {
     SamplingOptions sampling;
     bool ignore_eos = false;
     std::vector<std::string> stop;
+    std::string kv = "f32";   ///< types of the cache
     std::string weights;      ///< a type; empty = as the file stores them
     std::string isa;          ///< a name; empty = the context's choice
     std::size_t threads = 0;  ///< 0 = as many as this process may use
@@ -61,6 +63,7 @@ struct ProfileArguments {
     std::optional<std::int64_t> prompt_tokens;  ///< none = 512, or as many as the model allows
     std::optional<std::int64_t> decode_steps;   ///< none = 64, or as many as the model allows
     bool layers = false;                        ///< each layer on its own, too
+    std::string kv = "f32";                     ///< types of the cache
     std::string isa;                            ///< a name; empty = the context's choice
     std::size_t threads = 0;                    ///< 0 = as many as this process may use
     std::string trace;                          ///< a file to write; empty = none

@@ -80,6 +80,7 @@ int run_generate(const GenerateArguments& arguments) {
     const std::string prompt = arguments.prompt_file.empty() ? arguments.prompt : read_prompt(arguments.prompt_file);
     ContextOptions context_options = context_options_of(arguments.isa);
     context_options.threads = arguments.threads;
+    const KvTypes types = parse_kv_pair("--kv", arguments.kv);
     static_cast<void>(Sampler(arguments.sampling));  // refused before a model is loaded
     Context context(context_options);
     ModelOptions model_options;
@@ -87,6 +88,7 @@ int run_generate(const GenerateArguments& arguments) {
     const Model model = load_model(context, arguments.model, model_options);
 
     GenerateOptions options;
+    options.kv = types;
     options.max_tokens = arguments.max_tokens;
     options.sampling = arguments.sampling;
     options.ignore_eos = arguments.ignore_eos;

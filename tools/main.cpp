@@ -50,6 +50,7 @@ Examples:
   headlong verify
   headlong verify tests/cases/multi_head tests/cases/attention_edges --isa all
   headlong verify case.safetensors --isa generic --json
+  headlong verify --kv f16            caches of 16 bits against the reference on what they hold
 
 Exit codes: 0 nothing failed, 1 a case failed, 2 a bad call or input.)";
 
@@ -92,7 +93,7 @@ fits     the total is within the memory that is available now, or within --ram
 
 Examples:
   headlong memory models/llama/config.json -d 512-8192*2
-  headlong memory Qwen3-8B -d 32768 --ram 64G --json
+  headlong memory Qwen3-8B -d 32768 --kv f32,f16 --ram 64G --json
 
 Exit codes: 0 done, 2 a bad call or input, or a cache that is larger than all memory.)";
 
@@ -114,6 +115,10 @@ void add_isa_and_threads(CLI::App* command, Arguments& arguments) {
         ->check(CLI::Range(1, 4096).description(""));
 }
 
+void add_kv(CLI::App* command, std::string& types, const char* description) {
+    command->add_option("--kv", types, description)->type_name("K[:V]")->capture_default_str();
+}
+
 void add_info(CLI::App& app, Chosen& chosen) {
     const auto info = std::make_shared<InfoArguments>();
     CLI::App* const command = app.add_subcommand("info", "Show what this build and this machine can do");
@@ -132,6 +137,8 @@ void add_verify(CLI::App& app, Chosen& chosen) {
     command->get_option("--isa")
         ->description("Exactly this instruction set, or all; the best one if not given")
         ->type_name("NAME|all");
+    add_kv(command, verify->kv,
+           "Type of the caches, or keys:values; of 16 bits, what is expected is computed from what they hold");
     command->add_flag("--json", verify->json, "Print JSON");
     choose(command, verify, run_verify, chosen);
 }
@@ -163,6 +170,7 @@ void add_generate(CLI::App& app, Chosen& chosen) {
     command->add_option("--stop", generate->stop, "End before this text; may be given several times")
         ->type_name("TEXT")
         ->allow_extra_args(false);
+    add_kv(command, generate->kv, "Type of the cache, or keys:values: f32, f16, bf16");
     command
         ->add_option("--weights", generate->weights,
                      "How linear layers store their weights: f32, f16, bf16, int8; as the file does if not given")
@@ -188,6 +196,7 @@ void add_profile(CLI::App& app, Chosen& chosen) {
                      "Tokens computed one by one; 64, or as many as the model allows, if not given")
         ->type_name("N");
     command->add_flag("--layers", profile->layers, "Show each layer, too");
+    add_kv(command, profile->kv, "Type of the cache, or keys:values: f32, f16, bf16");
     add_isa_and_threads(command, *profile);
     command->add_option("--trace", profile->trace, "Write a trace of every operation and task to this file")
         ->type_name("FILE");
@@ -204,7 +213,7 @@ void add_memory(CLI::App& app, Chosen& chosen) {
         ->type_name("CONFIG")
         ->required();
     command->add_option("-d,--depth", memory->depths, "Tokens in the cache")->type_name("DEPTHS")->required();
-    command->add_option("--kv", memory->kv, "Types of the cache, or keys:values")
+    command->add_option("--kv", memory->kv, "Types of the cache, or keys:values: f32, f16, bf16")
         ->type_name("TYPES")
         ->capture_default_str();
     command->add_option("--ram", memory->ram, "Plan for a machine with this memory: 64G, 512M or bytes")

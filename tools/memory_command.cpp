@@ -28,8 +28,6 @@
 namespace headlong::tools {
 namespace {
 
-using KvTypes = std::pair<KvType, KvType>;
-
 constexpr std::size_t kUncountable = std::numeric_limits<std::size_t>::max();
 
 /// "64G", "512M" or bytes.
@@ -152,8 +150,8 @@ std::size_t cache_bytes(const ModelShape& shape, const KvTypes& types, std::int6
     options.shape = {.kv_heads = shape.kv_heads,
                      .head_dim = shape.head_dim,
                      .value_dim = shape.value_dim,
-                     .key_type = types.first,
-                     .value_type = types.second};
+                     .key_type = types.keys,
+                     .value_type = types.values};
     options.layers = shape.layers;
     try {
         return KvCache::estimate_bytes(options, depth);
@@ -226,7 +224,7 @@ int run_memory(const MemoryArguments& arguments) {
         for (Row& row : rows) {
             // what generate() calls with a prompt of this depth: chunks, what is left of it, and tokens one by one
             const std::array calls{std::min(row.depth, chunk), row.depth % chunk, std::int64_t{1}};
-            row.scratch = Decoder::scratch_bytes(context.impl(), decoder, calls);
+            row.scratch = Decoder::scratch_bytes(context.impl(), decoder, calls, row.types);
             row.total = saturating_sum(saturating_sum(row.cache, *weights), *row.scratch);
             row.fits = *row.total <= available;
         }

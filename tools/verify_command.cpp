@@ -13,6 +13,7 @@
 #include "tools/cases/self_test.hpp"
 #include "tools/commands.hpp"
 #include "tools/measure/contexts.hpp"
+#include "tools/measure/lists.hpp"
 #include "tools/measure/progress.hpp"
 
 namespace headlong::tools {
@@ -39,16 +40,17 @@ std::vector<std::unique_ptr<Context>> make_contexts(const VerifyArguments& argum
     return contexts;
 }
 
-void run_case(const Case& each, const std::vector<std::unique_ptr<Context>>& contexts, const Progress& progress,
-              Summary& summary) {
+void run_case(const Case& each, const std::vector<std::unique_ptr<Context>>& contexts, const KvTypes& types,
+              const Progress& progress, Summary& summary) {
     for (const std::unique_ptr<Context>& context : contexts) {
         progress.show(fmt::format("{} {}", each.name, to_string(context->isa())));
-        summary.rows.push_back({each.name, context->isa(), each.run(*context)});
+        summary.rows.push_back({each.name, context->isa(), each.run(*context, types)});
     }
 }
 
 Summary run_cases(const VerifyArguments& arguments) {
-    // every path and instruction set is checked before the first case runs
+    // every path, type and instruction set is checked before the first case runs
+    const KvTypes types = parse_kv_pair("--kv", arguments.kv);
     std::vector<CasePath> paths;
     for (const std::string& path : arguments.paths) {
         const std::vector<CasePath> found = find_cases(path);
@@ -58,9 +60,9 @@ Summary run_cases(const VerifyArguments& arguments) {
     const Progress progress;
     Summary summary;
     // one case in memory at a time
-    for (const CasePath& path : paths) run_case(load_case(path), contexts, progress, summary);
+    for (const CasePath& path : paths) run_case(load_case(path), contexts, types, progress, summary);
     if (paths.empty()) {
-        for (const Case& each : self_test_cases()) run_case(each, contexts, progress, summary);
+        for (const Case& each : self_test_cases()) run_case(each, contexts, types, progress, summary);
     }
     return summary;
 }

@@ -16,11 +16,18 @@
 
 namespace headlong {
 
-/// How a cache stores keys or values. This version has f32; the others are refused by name.
+/// How a cache stores keys or values. This version has f32, f16 and bf16; the others are refused by name.
 enum class KvType : std::uint8_t { f32, f16, bf16, int8, int4 };
 
 /// "f32", "f16", "bf16", "int8" or "int4".
 const char* to_string(KvType type) noexcept;
+
+/// Those of a cache's keys and of its values.
+struct KvTypes {
+    KvType keys = KvType::f32;
+    KvType values = KvType::f32;
+    friend bool operator==(const KvTypes&, const KvTypes&) = default;
+};
 
 /// What the rows of a cache look like.
 struct KvShape {
@@ -29,6 +36,8 @@ struct KvShape {
     std::int64_t value_dim = 0;  ///< >= 0: elements of a value
     KvType key_type = KvType::f32;
     KvType value_type = KvType::f32;
+
+    KvTypes types() const noexcept { return {key_type, value_type}; }
     friend bool operator==(const KvShape&, const KvShape&) = default;
 };
 
@@ -85,7 +94,8 @@ class KvCache {
     void reserve(std::int64_t tokens);
 
     /// Appends keys [kv_heads, n, head_dim] and values [kv_heads, n, value_dim] to one layer, n >= 0, of any element
-    /// types. Keys are rotated first if the cache has a rotary description.
+    /// types. Keys are rotated first if the cache has a rotary description. What the cache's types do not hold is
+    /// rounded to nearest even, once; in f16 from 65520 on to infinity, which reaches the rows that see it.
     /// Throws and leaves the cache as it was if an argument is wrong, the capacity would be exceeded, or memory
     /// runs out.
     void append(Context& context, std::size_t layer, const InputTensor<3>& keys, const InputTensor<3>& values);
@@ -109,8 +119,9 @@ class KvCache {
     std::size_t reserved_bytes() const noexcept;  ///< bytes of the blocks that this cache holds
 
     /// Copies the stored rows [first, first + n) of a layer, n being the views' middle extent: keys [kv_heads, n,
-    /// head_dim], values [kv_heads, n, value_dim], of any element types. An f32 cache gives back the very bits that
-    /// were appended (of keys that it rotated: the rotated ones).
+    /// head_dim], values [kv_heads, n, value_dim], of any element types: what attention computes with. An f32 cache
+    /// gives back the very bits that were appended (of keys that it rotated: the rotated ones), one of 16 bits the
+    /// rounded numbers.
     void read_back(std::size_t layer, std::int64_t first, const OutputTensor<3>& keys,
                    const OutputTensor<3>& values) const;
 

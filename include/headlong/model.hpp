@@ -73,11 +73,12 @@ class Model {
     const Tokenizer& tokenizer() const noexcept;
 
     /// Options of a cache for this model: its layers and shape, and max_positions as the capacity.
-    KvCacheOptions cache_options() const;
+    KvCacheOptions cache_options(const KvTypes& types = {}) const;
 
-    /// Appends tokens to the cache, and writes the logits [m, vocab_size] that follow each of the last m of them, m
-    /// from 0 to their number. A row's bits do not depend on how tokens were split into calls, or on threads. Throws
-    /// and leaves the cache as it was if a token or shape is wrong, the cache is full, or memory runs out.
+    /// Appends tokens to a cache of cache_options(), of any types, and writes the logits [m, vocab_size] that follow
+    /// each of the last m of them, m from 0 to their number. A row's bits do not depend on how tokens were split into
+    /// calls, or on threads. Throws and leaves the cache as it was if a token or shape is wrong, the cache is full, or
+    /// memory runs out.
     void forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache,
                  const OutputTensor<2>& logits) const;
 
@@ -124,6 +125,7 @@ struct GenerateOptions {
     bool ignore_eos = false;  ///< go on after an end-of-text token
     std::vector<std::string> stop =
         {};                            ///< texts that end the generation, and are cut off; UTF-8, 1 to 4,096 bytes each
+    KvTypes kv = {};                   ///< of the cache, where generate() makes it
     std::int64_t prefill_chunk = 512;  ///< tokens of the prompt that are computed at once: bounds scratch; >= 1
     /// Called after each chunk of the prompt with the tokens done and all of them.
     std::function<void(std::int64_t done, std::int64_t all)> on_prefill = {};
@@ -163,8 +165,8 @@ struct Generation {
 /// throws.
 Generation generate(Context& context, const Model& model, std::string_view prompt, const GenerateOptions& options = {});
 
-/// Continues what a cache of model.cache_options() holds by tokens, at least one, and then generates: for a dialogue
-/// that goes on, or a prompt that is no text. `text` is what the new tokens spell.
+/// Continues what a cache of model.cache_options(), of any types, holds by tokens, at least one, and then generates:
+/// for a dialogue that goes on, or a prompt that is no text. `text` is what the new tokens spell.
 Generation generate(Context& context, const Model& model, KvCache& cache, std::span<const std::int32_t> prompt,
                     const GenerateOptions& options = {});
 

@@ -131,7 +131,7 @@ std::vector<std::int64_t> pieces(std::int64_t length, Random* random) {
 
 KvCache cache_for(const AttentionCase& c, const std::shared_ptr<BlockPool>& pool = {}) {
     KvCacheOptions options;
-    options.shape = {.kv_heads = c.kv_heads, .head_dim = c.head_dim, .value_dim = c.value_dim};
+    options.shape = c.cache_shape();
     options.pool = pool;
     return KvCache(options);
 }
@@ -304,6 +304,14 @@ std::size_t AttentionCase::row_of(std::int64_t s, std::int64_t head, std::int64_
 
 std::size_t AttentionCase::rows() const noexcept { return sequences() == 0 ? 0 : row_of(sequences() - 1, heads, 0); }
 
+KvShape AttentionCase::cache_shape() const noexcept {
+    return {.kv_heads = kv_heads,
+            .head_dim = head_dim,
+            .value_dim = value_dim,
+            .key_type = cache.keys,
+            .value_type = cache.values};
+}
+
 AttentionOptions AttentionCase::options() const {
     AttentionOptions all = features;
     all.causal = causal;
@@ -324,7 +332,8 @@ std::string AttentionCase::describe() const {
     text << ", kv ";
     list(kv_lens);
     text << ", types " << headlong::to_string(query.dtype) << " " << headlong::to_string(key.dtype) << " "
-         << headlong::to_string(value.dtype) << " -> " << headlong::to_string(output_type);
+         << headlong::to_string(value.dtype) << " -> " << headlong::to_string(output_type) << ", caches "
+         << headlong::to_string(cache.keys) << ":" << headlong::to_string(cache.values);
     if (causal) text << ", causal";
     text << (features.alignment == Alignment::bottom_right ? ", bottom-right"
              : features.alignment == Alignment::top_left   ? ", top-left"
@@ -454,6 +463,21 @@ AttentionCase keys_of(const AttentionCase& c, std::int64_t first, std::int64_t c
     part.value = cut(c.value, 2, count == 0 ? 0 : first, count);
     if (!c.live.empty()) part.live = {std::clamp<std::int64_t>(c.live[0] - first, 0, count)};
     return part;
+}
+
+AttentionCase as_stored(const AttentionCase& c) {
+    AttentionCase stored = c;
+    const auto round = [&](const InputTensor<4>& view, KvType type) {
+        const Element element = type == KvType::f16    ? Element::f16
+                                : type == KvType::bf16 ? Element::bf16
+                                                       : Element::f32;
+        const AnyTensor<4>& tensor = keep(stored, AnyTensor<4>(element, view.extents));
+        tensor.assign(reference::widen(view).values);
+        return tensor.input();
+    };
+    stored.key = round(c.key, c.cache.keys);
+    stored.value = round(c.value, c.cache.values);
+    return stored;
 }
 
 AttentionCase between_empty_sequences(const AttentionCase& c) {

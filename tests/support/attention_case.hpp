@@ -35,6 +35,7 @@ struct AttentionCase {
     InputTensor<4> key = {};                  ///< [sequences, kv_heads, longest kv_len, head_dim]
     InputTensor<4> value = {};                ///< [sequences, kv_heads, longest kv_len, value_dim]
     DType output_type = DType::f32;
+    KvTypes cache = {};  ///< how caches hold the rows
 
     bool causal = false;             ///< said in every call, whatever its default
     AttentionOptions features = {};  ///< without the spans, which are these:
@@ -55,6 +56,8 @@ struct AttentionCase {
     /// The place of a row in an Outcome's lse.
     std::size_t row_of(std::int64_t s, std::int64_t head, std::int64_t row) const noexcept;
     std::size_t rows() const noexcept;
+    /// Of a cache for one sequence.
+    KvShape cache_shape() const noexcept;
 
     /// Options of a call; their spans look at this case.
     AttentionOptions options() const;
@@ -86,6 +89,9 @@ AttentionCase rows_of(const AttentionCase& c, std::int64_t first, std::int64_t c
 /// Keys [first, first + count) of a single sequence, or fewer: without those that a short mask does not reach. Not with
 /// a mask of the last q_len keys.
 AttentionCase keys_of(const AttentionCase& c, std::int64_t first, std::int64_t count);
+/// The case as a cache of its types holds it: keys and values rounded to them, by the reference. What other routes make
+/// of it is what caches must make of either.
+AttentionCase as_stored(const AttentionCase& c);
 /// The single sequence between two that are empty: one without keys, and one with keys that nobody asks for.
 AttentionCase between_empty_sequences(const AttentionCase& c);
 

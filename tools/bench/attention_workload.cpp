@@ -10,6 +10,7 @@
 #include <headlong/attention.hpp>
 #include <headlong/error.hpp>
 
+#include "engine/block_pool.hpp"
 #include "engine/reference/attention.hpp"
 #include "tools/bench/random_floats.hpp"
 #include "tools/measure/lists.hpp"
@@ -42,13 +43,20 @@ Range seen(const AttentionShape& s, std::size_t sequence, std::int64_t row) noex
     return {s.window > 0 ? std::max<std::int64_t>(position - s.window + 1, 0) : 0, s.causal ? position + 1 : kv_len};
 }
 
-/// Bytes of one stored row of keys or values with its scales.
-double row_bytes(KvType type, std::int64_t columns) {
-    if (type != KvType::f32) {
-        throw Unsupported(fmt::format("--kv {}: caches of this version hold f32 alone", to_string(type)));
-    }
-    return 4.0 * static_cast<double>(columns);
+/// Caches of such a shape. Throws Unsupported for a type that they do not have.
+KvCacheOptions cache_options_of(const AttentionShape& s) {
+    KvCacheOptions options;
+    options.shape = {.kv_heads = s.kv_heads,
+                     .head_dim = s.head_dim,
+                     .value_dim = s.value_dim,
+                     .key_type = s.kv.keys,
+                     .value_type = s.kv.values};
+    check_shape(options.shape);
+    return options;
 }
+
+/// Whether its rows go through caches: of plain f32 tensors a prefill needs none.
+bool has_caches(const AttentionShape& s) { return s.phase != Phase::prefill || s.kv != KvTypes{}; }
 
 AttentionOptions options_of(const AttentionShape& s) {
     AttentionOptions options;
@@ -126,11 +134,10 @@ class AttentionWorkload : public Workload {
     }
 };
 
-/// One call from plain tensors that lie token by token, [rows][heads][dim], the sequences one behind the other. Keys
-/// are packed in the call: that is part of what is timed.
-class Prefill final : public AttentionWorkload {
+/// Prompts that lie token by token, [rows][heads][dim], the sequences one behind the other.
+class Prompts : public AttentionWorkload {
   public:
-    explicit Prefill(const AttentionShape& shape) : AttentionWorkload(shape), rows_(sum(shape.q_lens)), offsets_{0} {
+    explicit Prompts(const AttentionShape& shape) : AttentionWorkload(shape), rows_(sum(shape.q_lens)), offsets_{0} {
         for (const std::int64_t length : shape_.q_lens) offsets_.push_back(offsets_.back() + length);
         Random random(1);
         query_ = random.floats(size(rows_ * shape_.heads * shape_.head_dim), 4.0F);
@@ -138,6 +145,25 @@ class Prefill final : public AttentionWorkload {
         value_ = random.floats(size(rows_ * shape_.kv_heads * shape_.value_dim));
         output_.resize(size(rows_ * shape_.heads * shape_.value_dim));
     }
+
+  protected:
+    void forget_output() override { std::ranges::fill(output_, kNaN); }
+    const float* query_row(std::size_t sequence, std::int64_t head, std::int64_t row) const override {
+        return query_.data() + ((offsets_[sequence] + row) * shape_.heads + head) * shape_.head_dim;
+    }
+    const float* output_row(std::size_t sequence, std::int64_t head, std::int64_t row) const override {
+        return output_.data() + ((offsets_[sequence] + row) * shape_.heads + head) * shape_.value_dim;
+    }
+
+    std::int64_t rows_;
+    std::vector<std::int64_t> offsets_;  ///< first row of each sequence, and the end
+    std::vector<float> query_, key_, value_, output_;
+};
+
+/// One call from plain tensors. Keys are packed in the call: that is part of what is timed.
+class Prefill final : public Prompts {
+  public:
+    using Prompts::Prompts;
 
     void run(Context& context) override {
         const bool equal = std::ranges::count(shape_.q_lens, shape_.q_lens.front()) ==
@@ -177,13 +203,6 @@ class Prefill final : public AttentionWorkload {
     std::size_t walk_bytes() const override { return kv_bytes(); }
 
   private:
-    void forget_output() override { std::ranges::fill(output_, kNaN); }
-    const float* query_row(std::size_t sequence, std::int64_t head, std::int64_t row) const override {
-        return query_.data() + ((offsets_[sequence] + row) * shape_.heads + head) * shape_.head_dim;
-    }
-    const float* output_row(std::size_t sequence, std::int64_t head, std::int64_t row) const override {
-        return output_.data() + ((offsets_[sequence] + row) * shape_.heads + head) * shape_.value_dim;
-    }
     void read(std::size_t sequence, std::int64_t kv_head, std::vector<double>& keys,
               std::vector<double>& values) const override {
         for (std::int64_t row = offsets_[sequence]; row < offsets_[sequence + 1]; ++row) {
@@ -193,10 +212,83 @@ class Prefill final : public AttentionWorkload {
             values.insert(values.end(), v, v + shape_.value_dim);
         }
     }
+};
 
-    std::int64_t rows_;
-    std::vector<std::int64_t> offsets_;  ///< first row of each sequence, and the end
-    std::vector<float> query_, key_, value_, output_;
+/// The rows of one KV head as a cache holds them.
+void read_rows(const KvCache& cache, std::size_t layer, std::int64_t kv_head, std::vector<double>& keys,
+               std::vector<double>& values) {
+    const KvShape& shape = cache.shape();
+    constexpr std::int64_t kChunk = 512;
+    const std::int64_t length = cache.length(layer);
+    std::vector<float> k(size(shape.kv_heads * kChunk * shape.head_dim));
+    std::vector<float> v(size(shape.kv_heads * kChunk * shape.value_dim));
+    for (std::int64_t first = 0; first < length; first += kChunk) {
+        const std::int64_t count = std::min(kChunk, length - first);
+        cache.read_back(layer, first, OutputTensor<3>::dense(k.data(), {shape.kv_heads, count, shape.head_dim}),
+                        OutputTensor<3>::dense(v.data(), {shape.kv_heads, count, shape.value_dim}));
+        const float* head_keys = k.data() + kv_head * count * shape.head_dim;
+        const float* head_values = v.data() + kv_head * count * shape.value_dim;
+        keys.insert(keys.end(), head_keys, head_keys + count * shape.head_dim);
+        values.insert(values.end(), head_values, head_values + count * shape.value_dim);
+    }
+}
+
+/// Prompts into empty caches of 16 bits, and attention over them: rounding and packing are part of what is timed.
+/// Blocks come from the pools, which have them from the first repetition on.
+class CachedPrefill final : public Prompts {
+  public:
+    CachedPrefill(const AttentionShape& shape, Context& context) : Prompts(shape) {
+        KvCacheOptions options = cache_options_of(shape_);
+        options.memory = &context.memory();
+        for (std::size_t s = 0; s < shape_.q_lens.size(); ++s) caches_.emplace_back(options);
+        for (std::size_t s = 0; s < caches_.size(); ++s) {
+            calls_.push_back({.query = rows<InputTensor<3>>(query_.data(), s, shape_.heads, shape_.head_dim),
+                              .cache = &caches_[s],
+                              .layer = 0,
+                              .output = rows<OutputTensor<3>>(output_.data(), s, shape_.heads, shape_.value_dim),
+                              .lse = {},
+                              .mask = {}});
+        }
+        append(context);  // kv_bytes() is known before the first repetition
+    }
+
+    void run(Context& context) override {
+        append(context);
+        attend(context, calls_, options_);
+    }
+
+    std::size_t kv_bytes() const override {
+        std::size_t bytes = 0;
+        for (const KvCache& cache : caches_) bytes += cache.used_bytes();
+        return bytes;
+    }
+    std::size_t walk_bytes() const override { return (key_.size() + value_.size()) * sizeof(float) + kv_bytes(); }
+
+  private:
+    /// One sequence of rows that lie token by token.
+    template <class View, class Float>
+    View rows(Float* data, std::size_t sequence, std::int64_t heads, std::int64_t dim) const {
+        return {data + offsets_[sequence] * heads * dim,
+                DType::f32,
+                {heads, shape_.q_lens[sequence], dim},
+                {dim, heads * dim, 1}};
+    }
+
+    void append(Context& context) {
+        for (std::size_t s = 0; s < caches_.size(); ++s) {
+            caches_[s].reset();
+            caches_[s].append(context, 0, rows<InputTensor<3>>(key_.data(), s, shape_.kv_heads, shape_.head_dim),
+                              rows<InputTensor<3>>(value_.data(), s, shape_.kv_heads, shape_.value_dim));
+        }
+    }
+
+    void read(std::size_t sequence, std::int64_t kv_head, std::vector<double>& keys,
+              std::vector<double>& values) const override {
+        read_rows(caches_[sequence], 0, kv_head, keys, values);
+    }
+
+    std::vector<KvCache> caches_;
+    std::vector<CachedQuery> calls_;
 };
 
 /// Queries over caches that hold all their keys. Each repetition takes the next layer.
@@ -205,12 +297,7 @@ class OverCaches final : public AttentionWorkload {
     OverCaches(const AttentionShape& shape, Context& context) : AttentionWorkload(shape) {
         Random random(1);
         for (std::size_t s = 0; s < shape_.q_lens.size(); ++s) {
-            KvCacheOptions options;
-            options.shape = {.kv_heads = shape_.kv_heads,
-                             .head_dim = shape_.head_dim,
-                             .value_dim = shape_.value_dim,
-                             .key_type = shape_.key_type,
-                             .value_type = shape_.value_type};
+            KvCacheOptions options = cache_options_of(shape_);
             options.layers = shape_.layers;
             options.memory = &context.memory();
             caches_.emplace_back(options);
@@ -269,20 +356,7 @@ class OverCaches final : public AttentionWorkload {
     }
     void read(std::size_t sequence, std::int64_t kv_head, std::vector<double>& keys,
               std::vector<double>& values) const override {
-        constexpr std::int64_t kChunk = 512;
-        const std::int64_t length = shape_.kv_lens[sequence];
-        std::vector<float> k(size(shape_.kv_heads * kChunk * shape_.head_dim));
-        std::vector<float> v(size(shape_.kv_heads * kChunk * shape_.value_dim));
-        for (std::int64_t first = 0; first < length; first += kChunk) {
-            const std::int64_t count = std::min(kChunk, length - first);
-            caches_[sequence].read_back(layer_, first,
-                                        OutputTensor<3>::dense(k.data(), {shape_.kv_heads, count, shape_.head_dim}),
-                                        OutputTensor<3>::dense(v.data(), {shape_.kv_heads, count, shape_.value_dim}));
-            const float* head_keys = k.data() + kv_head * count * shape_.head_dim;
-            const float* head_values = v.data() + kv_head * count * shape_.value_dim;
-            keys.insert(keys.end(), head_keys, head_keys + count * shape_.head_dim);
-            values.insert(values.end(), head_values, head_values + count * shape_.value_dim);
-        }
+        read_rows(caches_[sequence], layer_, kv_head, keys, values);
     }
 
     std::vector<KvCache> caches_;
@@ -307,7 +381,7 @@ nlohmann::ordered_json shape_json(const AttentionShape& s) {
     json["value_dim"] = s.value_dim;
     json["causal"] = s.causal;
     json["window"] = s.window;
-    json["kv_type"] = kv_types_name({s.key_type, s.value_type});
+    json["kv_type"] = kv_types_name(s.kv);
     json["layers"] = s.phase == Phase::prefill ? 1 : s.layers;
     return json;
 }
@@ -338,7 +412,7 @@ double visible_pairs(const AttentionShape& s) {
 }
 
 double live_kv_bytes(const AttentionShape& s) {
-    const double bytes_of_token = row_bytes(s.key_type, s.head_dim) + row_bytes(s.value_type, s.value_dim);
+    const auto bytes_of_token = static_cast<double>(token_bytes_of(cache_options_of(s).shape));  // of all KV heads
     double tokens = 0.0;
     for (std::size_t sequence = 0; sequence < s.q_lens.size(); ++sequence) {
         if (s.q_lens[sequence] == 0) continue;
@@ -346,7 +420,7 @@ double live_kv_bytes(const AttentionShape& s) {
         const std::int64_t end = seen(s, sequence, s.q_lens[sequence] - 1).end;
         tokens += static_cast<double>(std::max<std::int64_t>(end - begin, 0));
     }
-    return tokens * static_cast<double>(s.kv_heads) * bytes_of_token;
+    return tokens * bytes_of_token;
 }
 
 PlannedWorkload plan_attention(const AttentionShape& shape, const std::string& what) {
@@ -359,21 +433,20 @@ PlannedWorkload plan_attention(const AttentionShape& shape, const std::string& w
     const auto kv_rows = static_cast<double>(sum(s.kv_lens));
     const double live = live_kv_bytes(s);
     double bytes = floats(q_rows, s.heads, s.head_dim) + floats(q_rows, s.heads, s.value_dim);
-    double walk = floats(kv_rows, s.kv_heads, s.head_dim) + floats(kv_rows, s.kv_heads, s.value_dim);
-    check_memory(what, bytes + walk);  // before anything that counts in 64 bits
+    KvCacheOptions options = cache_options_of(s);
+    double walk = has_caches(s) ? kv_rows * static_cast<double>(token_bytes_of(options.shape)) : 0.0;
     if (s.phase == Phase::prefill) {
-        bytes += walk;
+        bytes += floats(kv_rows, s.kv_heads, s.head_dim) + floats(kv_rows, s.kv_heads, s.value_dim);
+    }
+    check_memory(what, bytes + walk);  // before anything that counts in 64 bits
+    double layer_bytes = 0.0;          // as blocks hold them, which for short caches is more than the rows
+    for (const std::int64_t length : has_caches(s) ? s.kv_lens : std::vector<std::int64_t>{}) {
+        layer_bytes += static_cast<double>(KvCache::estimate_bytes(options, length));
+    }
+    if (s.phase == Phase::prefill) {
+        bytes += layer_bytes;
+        walk = floats(kv_rows, s.kv_heads, s.head_dim) + floats(kv_rows, s.kv_heads, s.value_dim) + layer_bytes;
     } else {
-        KvCacheOptions options;
-        options.shape = {.kv_heads = s.kv_heads,
-                         .head_dim = s.head_dim,
-                         .value_dim = s.value_dim,
-                         .key_type = s.key_type,
-                         .value_type = s.value_type};
-        double layer_bytes = 0.0;  // as blocks hold them, which for short caches is more than the rows
-        for (const std::int64_t length : s.kv_lens) {
-            layer_bytes += static_cast<double>(KvCache::estimate_bytes(options, length));
-        }
         if (s.layers == 0) {
             // twice the last-level cache, so that no step finds its keys where the last one left them; with very short
             // caches not quite, and never more than half of what is free
@@ -391,7 +464,8 @@ PlannedWorkload plan_attention(const AttentionShape& shape, const std::string& w
     return {.shape = shape_json(s),
             .memory_bytes = static_cast<std::size_t>(bytes),
             .make = [s](Context& context) -> std::unique_ptr<Workload> {
-                if (s.phase == Phase::prefill) return std::make_unique<Prefill>(s);
+                if (!has_caches(s)) return std::make_unique<Prefill>(s);
+                if (s.phase == Phase::prefill) return std::make_unique<CachedPrefill>(s, context);
                 return std::make_unique<OverCaches>(s, context);
             }};
 }

@@ -1,4 +1,5 @@
-// Attention as rows of a benchmark: a prefill over plain tensors, a decode step or a chunk of queries over caches.
+// Attention as rows of a benchmark: a prefill over plain tensors, or into caches of 16 bits; a decode step or a chunk
+// of queries over caches.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,7 @@ struct AttentionShape {
     std::int64_t kv_heads = 0;
     std::int64_t head_dim = 0;
     std::int64_t value_dim = 0;
-    KvType key_type = KvType::f32;
-    KvType value_type = KvType::f32;
+    KvTypes kv = {};
     bool causal = true;
     std::int64_t window = 0;  ///< a query sees its own position and window - 1 before it; 0 = all
     std::int64_t layers = 0;  ///< caches that decode steps cycle through; 0 = as many as are twice the last-level cache

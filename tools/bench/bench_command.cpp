@@ -337,10 +337,9 @@ std::vector<LinearShape> linear_shapes(const BenchLinearArguments& a) {
 int run_bench_attention(const BenchAttentionArguments& arguments) {
     Output output(arguments.common);
     BenchPlan plan = common_plan(arguments.common);
-    for (const auto& [key_type, value_type] : parse_kv_types("--kv", arguments.kv)) {
+    for (const KvTypes& types : parse_kv_types("--kv", arguments.kv)) {
         for (AttentionShape shape : attention_shapes(arguments)) {
-            shape.key_type = key_type;
-            shape.value_type = value_type;
+            shape.kv = types;
             plan.workloads.push_back(plan_attention(shape, asked_for(shape)));
         }
     }
@@ -377,15 +376,17 @@ int run_bench_model(const BenchModelArguments& arguments) {
         if (*made == nullptr) *made = std::make_shared<const Model>(load_model(context, path));
         return *made;
     };
-    const auto add = [&](bool prefill, const std::string& option, const std::string& lengths) {
+    const auto add = [&](const KvTypes& types, bool prefill, const std::string& option, const std::string& lengths) {
         if (lengths.empty() && !nothing) return;
         for (const std::int64_t n : parse_list(option, nothing ? usual : lengths, 1, kMostTokens)) {
-            plan.workloads.push_back(
-                plan_model({.prefill = prefill, .length = n, .steps = prefill ? 1 : steps}, config, name, model));
+            plan.workloads.push_back(plan_model(
+                {.prefill = prefill, .length = n, .steps = prefill ? 1 : steps, .kv = types}, config, name, model));
         }
     };
-    add(true, "-p", arguments.prefill);
-    add(false, "-d", arguments.depths);
+    for (const KvTypes& types : parse_kv_types("--kv", arguments.kv)) {
+        add(types, true, "-p", arguments.prefill);
+        add(types, false, "-d", arguments.depths);
+    }
     add_rows(plan, arguments.common);
     return output.run(plan);
 }

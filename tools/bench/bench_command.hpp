@@ -52,6 +52,7 @@ struct BenchModelArguments {
     std::string prefill;  ///< list of lengths
     std::string depths;   ///< list
     std::optional<std::int64_t> steps;
+    std::string kv = "f32";  ///< list of types
 };
 
 int run_bench_attention(const BenchAttentionArguments& arguments);

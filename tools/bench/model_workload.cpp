@@ -12,6 +12,7 @@
 #include "engine/kv_cache_impl.hpp"
 #include "engine/model_impl.hpp"
 #include "tools/bench/random_floats.hpp"
+#include "tools/measure/lists.hpp"
 #include "tools/measure/machine.hpp"
 #include "tools/measure/memory.hpp"
 
@@ -57,7 +58,7 @@ class ForwardPasses final : public Workload {
 
   private:
     KvCacheOptions options(Context& context) const {
-        KvCacheOptions result = model_->cache_options();
+        KvCacheOptions result = model_->cache_options(run_.kv);
         result.memory = &context.memory();
         return result;
     }
@@ -108,7 +109,7 @@ PlannedWorkload plan_model(const ModelRun& run, const DecoderConfig& config, con
                                           run.length, run.steps > 1 ? fmt::format(" -n {}", run.steps) : "",
                                           config.max_positions));
     }
-    const std::size_t bytes = KvCache::estimate_bytes(cache_options_of(config), longest);
+    const std::size_t bytes = KvCache::estimate_bytes(cache_options_of(config, run.kv), longest);
     const auto weights = static_cast<double>(Decoder::weight_bytes(config));
     const double walk = weights + static_cast<double>(bytes);
     check_memory(fmt::format("{} {}", option, run.length),
@@ -127,7 +128,7 @@ PlannedWorkload plan_model(const ModelRun& run, const DecoderConfig& config, con
     json["value_dim"] = config.head_dim;
     json["causal"] = true;
     json["window"] = 0;
-    json["kv_type"] = "f32";
+    json["kv_type"] = kv_types_name(run.kv);
     return {.shape = std::move(json),
             .memory_bytes = bytes,
             .make = [run, model = std::move(model)](Context& context) -> std::unique_ptr<Workload> {

@@ -16,6 +16,7 @@ struct ModelRun {
     bool prefill = false;
     std::int64_t length = 0;  ///< tokens of the prompt; or keys that the first decode step sees, its own among them
     std::int64_t steps = 1;   ///< decode steps of one repetition
+    KvTypes kv = {};          ///< of the cache
 };
 
 /// `model` makes the model when the first workload needs it, and is called again by the others: it keeps what it made.

@@ -17,6 +17,7 @@
 #include <headlong/error.hpp>
 #include <headlong/kv_cache.hpp>
 
+#include "engine/reference/attention.hpp"
 #include "tools/cases/timing.hpp"
 
 namespace headlong::tools {
@@ -522,17 +523,89 @@ struct Results {
     }
 };
 
-void compare(const Problem& p, const std::vector<std::int64_t>& visible, const std::string& path,
+/// What must come out, and how near.
+struct Wanted {
+    std::vector<double> output, lse, scores;
+    Tolerance output_tolerance, lse_tolerance, scores_tolerance;
+};
+
+Wanted wanted_by_file(const Problem& p) {
+    Wanted wanted;
+    wanted.output = p.output.doubles();
+    if (p.lse) wanted.lse = p.lse->doubles();
+    if (p.scores) wanted.scores = p.scores->doubles();
+    wanted.output_tolerance = p.output_tolerance;
+    wanted.lse_tolerance = p.lse_tolerance;
+    wanted.scores_tolerance = p.scores_tolerance;
+    return wanted;
+}
+
+/// A bound for float arithmetic, and the rounding of what is written.
+Tolerance rounded(double bound, const Operand& result) {
+    switch (result.type) {
+        case FileType::f16:
+            return {bound + 0x1p-25, 0x1p-11};
+        case FileType::bf16:
+            return {bound, 0x1p-8};
+        default:
+            return {bound, 0.0};
+    }
+}
+
+/// The same by the reference, of the keys and values that caches hold: [batch, kv_heads, kv_len, dim].
+Wanted wanted_of_stored(const Problem& p, const std::vector<float>& keys, const std::vector<float>& values) {
+    const auto query = reference::widen(input4(p.query, p.three_dimensional, p.heads));
+    const reference::Tensor key({p.batch, p.kv_heads, p.kv_len(), p.head_dim}, {keys.begin(), keys.end()});
+    const reference::Tensor value({p.batch, p.kv_heads, p.kv_len(), p.value_dim}, {values.begin(), values.end()});
+    const reference::AttentionOptions options = reference::widen(options_of(p));
+    const reference::AttentionResult result = reference::attention(query, key, value, options);
+    Wanted wanted;
+    wanted.output.resize(result.output.values.size());
+    std::size_t from = 0;
+    for (std::int64_t b = 0; b < p.batch; ++b) {
+        for (std::int64_t h = 0; h < p.heads; ++h) {
+            for (std::int64_t i = 0; i < p.q_len; ++i) {
+                const std::int64_t row =
+                    p.three_dimensional ? (b * p.q_len + i) * p.heads + h : (b * p.heads + h) * p.q_len + i;
+                for (std::int64_t d = 0; d < p.value_dim; ++d, ++from) {
+                    wanted.output[static_cast<std::size_t>(row * p.value_dim + d)] = result.output.values[from];
+                }
+            }
+        }
+    }
+    wanted.lse = result.lse.values;
+    wanted.output_tolerance = rounded(reference::output_tolerance(result.magnitudes), p.output);
+    wanted.lse_tolerance = {reference::lse_tolerance(result.magnitudes), 0.0};
+    if (p.scores) {
+        reference::AttentionOptions of_scores = options;
+        of_scores.scores = static_cast<reference::Scores>(p.scores_stage);
+        if (p.scores_stage == ScoreStage::scaled || p.scores_stage == ScoreStage::softcapped) {
+            // of all pairs, whose sizes count then
+            of_scores.causal = false;
+            of_scores.window_left = of_scores.window_right = -1;
+            of_scores.mask.reset();
+            of_scores.kv_lengths.clear();
+        }
+        const reference::AttentionResult scored = reference::attention(query, key, value, of_scores);
+        wanted.scores = scored.scores.values;
+        const double factor = p.scores_stage == ScoreStage::weights ? 2.0 : 1.0;  // of a score and of their sum
+        wanted.scores_tolerance = rounded(factor * reference::lse_tolerance(scored.magnitudes), *p.scores);
+        wanted.scores_tolerance.relative += 0x1p-22;  // a biased score is rounded at its own size
+    }
+    return wanted;
+}
+
+void compare(const Problem& p, const Wanted& wanted, const std::vector<std::int64_t>& visible, const std::string& path,
              const Results& results, Comparison& comparison) {
     const std::vector<double> got = results.output.doubles();
-    comparison.compare("Y", path, p.output.shape, got, p.output.doubles(), p.output_tolerance);
+    comparison.compare("Y", path, p.output.shape, got, wanted.output, wanted.output_tolerance);
     if (p.lse) {
         const std::vector<double> lse(results.lse.begin(), results.lse.end());
-        comparison.compare("lse", path, p.lse->shape, lse, p.lse->doubles(), p.lse_tolerance);
+        comparison.compare("lse", path, p.lse->shape, lse, wanted.lse, wanted.lse_tolerance);
     }
     if (p.scores) {
-        comparison.compare("qk_matmul_output", path, p.scores->shape, results.scores.doubles(), p.scores->doubles(),
-                           p.scores_tolerance);
+        comparison.compare("qk_matmul_output", path, p.scores->shape, results.scores.doubles(), wanted.scores,
+                           wanted.scores_tolerance);
     }
     for (std::size_t row = 0; row < visible.size(); ++row) {  // [batch, heads, q_len]
         if (visible[row] != 0) continue;
@@ -550,6 +623,11 @@ void compare(const Problem& p, const std::vector<std::int64_t>& visible, const s
             return;
         }
     }
+}
+
+double visible_flops(const Problem& p, const std::vector<std::int64_t>& visible) {
+    const double pairs = static_cast<double>(std::accumulate(visible.begin(), visible.end(), std::int64_t{0}));
+    return 2.0 * pairs * static_cast<double>(p.head_dim + p.value_dim);
 }
 
 /// One call over plain tensors, a past being put in front of K and V.
@@ -571,20 +649,27 @@ void run_plain(const Problem& p, const std::vector<std::int64_t>& visible, Conte
     const auto run = [&] { attend(context, query, key, value, options, results.output4(p), results.lse3(p)); };
     run();
     if (p.scores) attention_scores(context, query, key, options, p.scores_stage, results.scores4());
-    compare(p, visible, "plain call", results, comparison);
+    compare(p, wanted_by_file(p), visible, "plain call", results, comparison);
 
     timing.seconds = median_seconds(run);
-    const double pairs = static_cast<double>(std::accumulate(visible.begin(), visible.end(), std::int64_t{0}));
-    timing.flops = 2.0 * pairs * static_cast<double>(p.head_dim + p.value_dim);
+    timing.flops = visible_flops(p, visible);
+}
+
+/// What a cache of that type holds of elements, by the reference.
+std::vector<double> stored(KvType type, std::vector<double> elements) {
+    for (double& x : elements) {
+        if (type == KvType::f16) x = reference::widen_f16(reference::narrow_f16(x));
+        if (type == KvType::bf16) x = reference::widen_bf16(reference::narrow_bf16(x));
+    }
+    return elements;
 }
 
 /// The same through a cache for each sequence: append the past, append the new rows, attend, read the rows back.
-void run_cached(const Problem& p, const std::vector<std::int64_t>& visible, Context& context, Comparison& comparison) {
+void run_cached(const Problem& p, const std::vector<std::int64_t>& visible, Context& context, const KvTypes& types,
+                Comparison& comparison, Outcome& timing) {
     const InputTensor<4> query = input4(p.query, p.three_dimensional, p.heads);
     const InputTensor<4> key = input4(p.key, p.three_dimensional, p.kv_heads);
     const InputTensor<4> value = input4(p.value, p.three_dimensional, p.kv_heads);
-    const InputTensor<4> past_key = input4(*p.past_key, false, p.kv_heads);
-    const InputTensor<4> past_value = input4(*p.past_value, false, p.kv_heads);
     Results results(p);
     const OutputTensor<4> output = results.output4(p);
 
@@ -593,10 +678,17 @@ void run_cached(const Problem& p, const std::vector<std::int64_t>& visible, Cont
     caches.reserve(static_cast<std::size_t>(p.batch));
     for (std::int64_t b = 0; b < p.batch; ++b) {
         KvCacheOptions options;
-        options.shape = {.kv_heads = p.kv_heads, .head_dim = p.head_dim, .value_dim = p.value_dim};
-        options.capacity = p.kv_len();
+        options.shape = {.kv_heads = p.kv_heads,
+                         .head_dim = p.head_dim,
+                         .value_dim = p.value_dim,
+                         .key_type = types.keys,
+                         .value_type = types.values};
+        options.capacity = std::max<std::int64_t>(p.kv_len(), 1);
         KvCache& cache = caches.emplace_back(options);
-        cache.append(context, 0, sequence(past_key, b), sequence(past_value, b));
+        if (p.past_key) {
+            cache.append(context, 0, sequence(input4(*p.past_key, false, p.kv_heads), b),
+                         sequence(input4(*p.past_value, false, p.kv_heads), b));
+        }
         cache.append(context, 0, sequence(key, b), sequence(value, b));
         CachedQuery each;
         each.query = sequence(query, b);
@@ -607,13 +699,12 @@ void run_cached(const Problem& p, const std::vector<std::int64_t>& visible, Cont
         }
         queries.push_back(each);
     }
-    attend(context, queries, options_of(p));
+    const auto run = [&] { attend(context, queries, options_of(p)); };
+    run();
     for (std::int64_t b = 0; p.scores && b < p.batch; ++b) {
         attention_scores(context, sequence(query, b), caches[static_cast<std::size_t>(b)], 0, options_of_sequence(p, b),
                          p.scores_stage, sequence(results.scores4(), b));
     }
-    compare(p, visible, "through a cache", results, comparison);
-
     std::vector<float> keys(static_cast<std::size_t>(p.batch * p.kv_heads * p.kv_len() * p.head_dim));
     std::vector<float> values(static_cast<std::size_t>(p.batch * p.kv_heads * p.kv_len() * p.value_dim));
     for (std::int64_t b = 0; b < p.batch; ++b) {
@@ -622,24 +713,38 @@ void run_cached(const Problem& p, const std::vector<std::int64_t>& visible, Cont
             0, 0, OutputTensor<3>::dense(keys.data() + rows * p.head_dim, {p.kv_heads, p.kv_len(), p.head_dim}),
             OutputTensor<3>::dense(values.data() + rows * p.value_dim, {p.kv_heads, p.kv_len(), p.value_dim}));
     }
+    compare(p, types == KvTypes{} ? wanted_by_file(p) : wanted_of_stored(p, keys, values), visible, "through a cache",
+            results, comparison);
     // an f32 cache holds every input type exactly
     if (p.present_key) {
         comparison.compare("present_key", "read back", p.present_key->shape,
-                           {std::vector<double>(keys.begin(), keys.end())}, p.present_key->doubles(), {});
+                           {std::vector<double>(keys.begin(), keys.end())},
+                           stored(types.keys, p.present_key->doubles()), {});
     }
     if (p.present_value) {
         comparison.compare("present_value", "read back", p.present_value->shape,
-                           {std::vector<double>(values.begin(), values.end())}, p.present_value->doubles(), {});
+                           {std::vector<double>(values.begin(), values.end())},
+                           stored(types.values, p.present_value->doubles()), {});
     }
+    if (types == KvTypes{}) return;  // the plain call has been timed
+    timing.seconds = median_seconds(run);
+    timing.flops = visible_flops(p, visible);
 }
 
-Outcome run(const Problem& p, Context& context) {
+Outcome run(const Problem& p, Context& context, const KvTypes& types) {
     Comparison comparison;
     Outcome timing;
     const std::vector<std::int64_t> visible = count_visible_keys(p);
-    run_plain(p, visible, context, comparison, timing);
-    // a cache holds values of at least one element
-    if (p.past_key && p.value_dim > 0 && p.kv_heads > 0) run_cached(p, visible, context, comparison);
+    if (types != KvTypes{}) {
+        if (p.kv_heads == 0) return skipped("needs a cache without KV heads");
+        run_cached(p, visible, context, types, comparison, timing);
+    } else {
+        run_plain(p, visible, context, comparison, timing);
+        // a cache holds values of at least one element
+        if (p.past_key && p.value_dim > 0 && p.kv_heads > 0) {
+            run_cached(p, visible, context, types, comparison, timing);
+        }
+    }
     Outcome outcome = comparison.outcome();
     outcome.seconds = timing.seconds;
     outcome.flops = timing.flops;
@@ -650,8 +755,8 @@ Outcome run(const Problem& p, Context& context) {
 
 Case attention_case(std::string name, const CaseFile& file) {
     const auto problem = std::make_shared<const Problem>(ProblemReader(file).read());
-    return {std::move(name), [problem](Context& context) {
-                return problem->unknown.empty() ? run(*problem, context) : skipped(problem->unknown);
+    return {std::move(name), [problem](Context& context, const KvTypes& types) {
+                return problem->unknown.empty() ? run(*problem, context, types) : skipped(problem->unknown);
             }};
 }
 

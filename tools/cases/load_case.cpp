@@ -48,14 +48,14 @@ Case case_of_file(const std::string& path) {
     for (const Op& op : kOps) {
         if (*text == op.name) return op.make(name, file);
     }
-    return {name, [why = "needs op " + one_line(*text)](Context&) { return skipped(why); }};
+    return {name, [why = "needs op " + one_line(*text)](Context&, const KvTypes&) { return skipped(why); }};
 }
 
 /// Turns what a run throws into an outcome.
 Case guarded(Case inner) {
-    return {inner.name, [run = std::move(inner.run)](Context& context) {
+    return {inner.name, [run = std::move(inner.run)](Context& context, const KvTypes& types) {
                 try {
-                    return run(context);
+                    return run(context, types);
                 } catch (const Unsupported& error) {
                     return skipped(one_line(error.what()));
                 } catch (const std::bad_alloc&) {
@@ -102,7 +102,7 @@ Case load_case(const CasePath& path) {
     } catch (const std::exception& error) {
         why = one_line(error.what());
     }
-    return {one_line(fs::path(path.path).stem().string()), [why](Context&) { return failed(why); }};
+    return {one_line(fs::path(path.path).stem().string()), [why](Context&, const KvTypes&) { return failed(why); }};
 }
 
 }  // namespace headlong::tools

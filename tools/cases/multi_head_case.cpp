@@ -15,6 +15,8 @@
 #include <headlong/kv_cache.hpp>
 #include <headlong/multi_head_attention.hpp>
 
+#include "engine/reference/attention.hpp"
+#include "engine/reference/multi_head.hpp"
 #include "tools/cases/timing.hpp"
 
 namespace headlong::tools {
@@ -101,17 +103,24 @@ class Runner {
                        options);
     }
 
-    /// Through a cache, `chunk` tokens at a time.
-    void cached(std::int64_t chunk, std::vector<float>& y) {
+    /// Through a cache, `chunk` tokens at a time; all at once where they see each other.
+    KvCache cached(std::int64_t chunk, const KvTypes& types, std::vector<float>& y) {
         KvCacheOptions options;
-        options.shape = {.kv_heads = p_.kv_heads, .head_dim = p_.head_dim, .value_dim = p_.head_dim};
+        options.shape = {.kv_heads = p_.kv_heads,
+                         .head_dim = p_.head_dim,
+                         .value_dim = p_.head_dim,
+                         .key_type = types.keys,
+                         .value_type = types.values};
         options.capacity = p_.length;
         KvCache cache(options);
+        AttentionOptions attention;
+        attention.causal = p_.causal;
         for (std::int64_t first = 0; first < p_.length; first += chunk) {
             const Extents<2> extents{std::min(chunk, p_.length - first), p_.d_model};
             layer_.forward(context_, InputTensor<2>::dense(p_.x.data() + first * p_.d_model, extents), cache, 0,
-                           OutputTensor<2>::dense(y.data() + first * p_.d_model, extents));
+                           OutputTensor<2>::dense(y.data() + first * p_.d_model, extents), attention);
         }
+        return cache;
     }
 
   private:
@@ -134,6 +143,14 @@ class Runner {
     MultiHeadAttention layer_;
 };
 
+double flops_of(const Problem& p) {
+    const double length = static_cast<double>(p.length);
+    const double pairs = p.causal ? length * (length + 1.0) / 2.0 : length * length;
+    const double widths = static_cast<double>(2 * p.heads * p.head_dim + 2 * p.kv_heads * p.head_dim);
+    return 2.0 * length * static_cast<double>(p.d_model) * widths +
+           4.0 * static_cast<double>(p.heads * p.head_dim) * pairs;
+}
+
 /// Token by token, and in chunks that end inside panels, blocks and beside them.
 std::vector<std::int64_t> chunk_lengths(std::int64_t length) {
     std::vector<std::int64_t> chunks{1};
@@ -141,6 +158,62 @@ std::vector<std::int64_t> chunk_lengths(std::int64_t length) {
         if (chunk > 1 && chunk < length && std::ranges::count(chunks, chunk) == 0) chunks.push_back(chunk);
     }
     return chunks;
+}
+
+/// y by the reference, of the keys and values that a cache holds.
+std::vector<double> y_of_stored(const Problem& p, const KvCache& cache) {
+    const auto dims = static_cast<std::size_t>(p.kv_heads * p.length * p.head_dim);
+    std::vector<float> keys(dims);
+    std::vector<float> values(dims);
+    const Extents<3> rows{p.kv_heads, p.length, p.head_dim};
+    cache.read_back(0, 0, OutputTensor<3>::dense(keys.data(), rows), OutputTensor<3>::dense(values.data(), rows));
+    const auto matrix = [](const std::vector<float>& elements, std::int64_t inputs, std::int64_t outputs) {
+        return reference::Tensor({inputs, outputs}, {elements.begin(), elements.end()});
+    };
+    const std::int64_t width = p.heads * p.head_dim;
+    const reference::Tensor projected =
+        reference::linear(matrix(p.x, p.length, p.d_model), matrix(p.query, p.d_model, width));
+    reference::Tensor query({1, p.heads, p.length, p.head_dim});
+    for (std::int64_t h = 0; h < p.heads; ++h) {
+        for (std::int64_t t = 0; t < p.length; ++t) {
+            for (std::int64_t d = 0; d < p.head_dim; ++d) query.at(0, h, t, d) = projected.at(t, h * p.head_dim + d);
+        }
+    }
+    reference::AttentionOptions options;
+    options.causal = p.causal;
+    const reference::Tensor attended =
+        reference::attention(
+            query, reference::Tensor({1, p.kv_heads, p.length, p.head_dim}, {keys.begin(), keys.end()}),
+            reference::Tensor({1, p.kv_heads, p.length, p.head_dim}, {values.begin(), values.end()}), options)
+            .output;
+    reference::Tensor heads({p.length, width});
+    for (std::int64_t h = 0; h < p.heads; ++h) {
+        for (std::int64_t t = 0; t < p.length; ++t) {
+            for (std::int64_t d = 0; d < p.head_dim; ++d) heads.at(t, h * p.head_dim + d) = attended.at(0, h, t, d);
+        }
+    }
+    return reference::linear(heads, matrix(p.output, width, p.d_model)).values;
+}
+
+/// Through caches of other types than f32 alone.
+Outcome run_stored(const Problem& p, Context& context, const KvTypes& types) {
+    if (p.length == 0) return skipped("needs keys: there is nothing to store");
+    const std::array shape{p.length, p.d_model};
+    Comparison comparison;
+    Runner runner(p, context);
+    std::vector<std::int64_t> chunks = p.causal ? chunk_lengths(p.length) : std::vector<std::int64_t>{};
+    if (std::ranges::count(chunks, p.length) == 0) chunks.push_back(p.length);
+    std::vector<float> y(p.y.size());
+    for (const std::int64_t chunk : chunks) {
+        std::ranges::fill(y, std::numeric_limits<float>::quiet_NaN());
+        const KvCache cache = runner.cached(chunk, types, y);
+        comparison.compare("y", chunk == 1 ? "token by token" : fmt::format("in chunks of {}", chunk), shape,
+                           std::vector<double>(y.begin(), y.end()), y_of_stored(p, cache), p.tolerance);
+    }
+    Outcome outcome = comparison.outcome();
+    outcome.seconds = median_seconds([&] { static_cast<void>(runner.cached(p.length, types, y)); });
+    outcome.flops = flops_of(p);
+    return outcome;
 }
 
 Outcome run(const Problem& p, Context& context) {
@@ -158,7 +231,7 @@ Outcome run(const Problem& p, Context& context) {
     if (p.causal && p.length > 0) {
         for (const std::int64_t chunk : chunk_lengths(p.length)) {
             std::vector<float> y(p.y.size(), nothing);
-            runner.cached(chunk, y);
+            runner.cached(chunk, {}, y);
             compare(chunk == 1 ? "token by token" : fmt::format("in chunks of {}", chunk), y);
         }
         // what the last token is must not matter to the rows before it
@@ -174,11 +247,7 @@ Outcome run(const Problem& p, Context& context) {
 
     Outcome outcome = comparison.outcome();
     outcome.seconds = median_seconds([&] { runner.plain(p.x, plain); });
-    const double length = static_cast<double>(p.length);
-    const double pairs = p.causal ? length * (length + 1.0) / 2.0 : length * length;
-    const double widths = static_cast<double>(2 * p.heads * p.head_dim + 2 * p.kv_heads * p.head_dim);
-    outcome.flops = 2.0 * length * static_cast<double>(p.d_model) * widths +
-                    4.0 * static_cast<double>(p.heads * p.head_dim) * pairs;
+    outcome.flops = flops_of(p);
     return outcome;
 }
 
@@ -186,7 +255,9 @@ Outcome run(const Problem& p, Context& context) {
 
 Case multi_head_case(std::string name, const CaseFile& file) {
     const auto problem = std::make_shared<const Problem>(read(file));
-    return {std::move(name), [problem](Context& context) { return run(*problem, context); }};
+    return {std::move(name), [problem](Context& context, const KvTypes& types) {
+                return types == KvTypes{} ? run(*problem, context) : run_stored(*problem, context, types);
+            }};
 }
 
 }  // namespace headlong::tools

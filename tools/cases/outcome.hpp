@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <headlong/context.hpp>
+#include <headlong/kv_cache.hpp>
 
 namespace headlong::tools {
 
@@ -38,10 +39,11 @@ inline Outcome skipped(std::string why) {
     return {.status = Status::skipped, .max_abs_err = {}, .why = std::move(why)};
 }
 
-/// Something to verify. Running it changes nothing, so that it can be run with several contexts.
+/// Something to verify. Running it changes nothing, so that it can be run with several contexts. Where caches are of
+/// other types than f32, what is expected is what the reference makes of the rows that they hold.
 struct Case {
     std::string name;
-    std::function<Outcome(Context&)> run;
+    std::function<Outcome(Context&, const KvTypes&)> run;
 };
 
 }  // namespace headlong::tools

@@ -322,7 +322,7 @@ Outcome run_swiglu(const SwiGluProblem& p, Context& context) {
 template <class Problem>
 Case case_of(std::string name, Problem read, Outcome (*run)(const Problem&, Context&)) {
     const auto problem = std::make_shared<const Problem>(std::move(read));
-    return {std::move(name), [problem, run](Context& context) {
+    return {std::move(name), [problem, run](Context& context, const KvTypes&) {
                 const std::string& why = problem->common.unknown;
                 return why.empty() ? run(*problem, context) : skipped(why);
             }};

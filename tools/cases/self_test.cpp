@@ -79,12 +79,26 @@ Shape random_shape(Random& random) {
     }
 }
 
+/// What a cache of a type holds of a number, by the reference.
+float stored(KvType type, float x) {
+    const auto exact = static_cast<double>(x);
+    if (type == KvType::f16) return static_cast<float>(reference::widen_f16(reference::narrow_f16(exact)));
+    if (type == KvType::bf16) return static_cast<float>(reference::widen_bf16(reference::narrow_bf16(exact)));
+    return x;
+}
+
+std::vector<float> stored(KvType type, std::vector<float> rows) {
+    for (float& x : rows) x = stored(type, x);
+    return rows;
+}
+
 /// One shape with its inputs, and what must come of them.
 class SelfTest {
   public:
-    SelfTest(const Shape& shape, std::uint64_t seed)
+    SelfTest(const Shape& shape, std::uint64_t seed, const KvTypes& types)
         : s_(shape),
           seed_(seed),
+          types_(types),
           query_extents_{s_.batch, s_.heads, s_.q_len, s_.head_dim},
           key_extents_{s_.batch, s_.kv_heads, s_.kv_len, s_.head_dim},
           value_extents_{s_.batch, s_.kv_heads, s_.kv_len, s_.value_dim},
@@ -93,11 +107,15 @@ class SelfTest {
         query_ = random.numbers(s_.batch * s_.heads * s_.q_len * s_.head_dim);
         key_ = random.numbers(s_.batch * s_.kv_heads * s_.kv_len * s_.head_dim);
         value_ = random.numbers(s_.batch * s_.kv_heads * s_.kv_len * s_.value_dim);
+        stored_key_ = stored(types_.keys, key_);
+        stored_value_ = stored(types_.values, value_);
         expected_ = reference::attention(reference::widen(InputTensor<4>::dense(query_.data(), query_extents_)),
-                                         reference::widen(InputTensor<4>::dense(key_.data(), key_extents_)),
-                                         reference::widen(InputTensor<4>::dense(value_.data(), value_extents_)),
+                                         reference::widen(InputTensor<4>::dense(stored_key_.data(), key_extents_)),
+                                         reference::widen(InputTensor<4>::dense(stored_value_.data(), value_extents_)),
                                          reference::widen(options()));
     }
+
+    const KvTypes& types() const noexcept { return types_; }
 
     Outcome run(Context& context) const {
         Comparison comparison;
@@ -106,8 +124,8 @@ class SelfTest {
         clear(output, lse);
         const auto plain = [&] {
             attend(context, InputTensor<4>::dense(query_.data(), query_extents_),
-                   InputTensor<4>::dense(key_.data(), key_extents_),
-                   InputTensor<4>::dense(value_.data(), value_extents_), options(),
+                   InputTensor<4>::dense(stored_key_.data(), key_extents_),
+                   InputTensor<4>::dense(stored_value_.data(), value_extents_), options(),
                    OutputTensor<4>::dense(output.data(), output_extents_),
                    OutputTensor<3>::dense(lse.data(), {s_.batch, s_.heads, s_.q_len}));
         };
@@ -116,7 +134,7 @@ class SelfTest {
         const double seconds = median_seconds(plain);
 
         clear(output, lse);
-        cached(context, output, lse);
+        cached(context, output, lse, comparison);
         compare("through a cache", output, lse, comparison);
 
         Outcome outcome = comparison.outcome();
@@ -138,14 +156,18 @@ class SelfTest {
     }
 
     /// A cache for each sequence, filled in portions of random length.
-    void cached(Context& context, std::vector<float>& output, std::vector<float>& lse) const {
+    void cached(Context& context, std::vector<float>& output, std::vector<float>& lse, Comparison& comparison) const {
         Random random(seed_ + 1);
         std::vector<KvCache> caches;
         caches.reserve(static_cast<std::size_t>(s_.batch));
         std::vector<CachedQuery> queries;
         for (std::int64_t b = 0; b < s_.batch; ++b) {
             KvCacheOptions cache_options;
-            cache_options.shape = {.kv_heads = s_.kv_heads, .head_dim = s_.head_dim, .value_dim = s_.value_dim};
+            cache_options.shape = {.kv_heads = s_.kv_heads,
+                                   .head_dim = s_.head_dim,
+                                   .value_dim = s_.value_dim,
+                                   .key_type = types_.keys,
+                                   .value_type = types_.values};
             KvCache& cache = caches.emplace_back(cache_options);
             for (std::int64_t first = 0; first < s_.kv_len;) {
                 const std::int64_t portion = random.integer(1, s_.kv_len - first);
@@ -168,6 +190,26 @@ class SelfTest {
             queries.push_back(each);
         }
         attend(context, queries, options());
+        read_back(caches, comparison);
+    }
+
+    /// What caches hold is exactly what was expected of them.
+    void read_back(const std::vector<KvCache>& caches, Comparison& comparison) const {
+        std::vector<float> keys(key_.size());
+        std::vector<float> values(value_.size());
+        for (std::size_t b = 0; b < caches.size(); ++b) {
+            const std::int64_t row = static_cast<std::int64_t>(b) * s_.kv_heads * s_.kv_len;
+            caches[b].read_back(
+                0, 0, OutputTensor<3>::dense(keys.data() + row * s_.head_dim, {s_.kv_heads, s_.kv_len, s_.head_dim}),
+                OutputTensor<3>::dense(values.data() + row * s_.value_dim, {s_.kv_heads, s_.kv_len, s_.value_dim}));
+        }
+        const auto with = [&](const char* name, const Extents<4>& extents, const std::vector<float>& got,
+                              const std::vector<float>& want) {
+            comparison.compare(name, "read back", extents, std::vector<double>(got.begin(), got.end()),
+                               std::vector<double>(want.begin(), want.end()), {});
+        };
+        with("keys", key_extents_, keys, stored_key_);
+        with("values", value_extents_, values, stored_value_);
     }
 
     void compare(const std::string& path, const std::vector<float>& output, const std::vector<float>& lse,
@@ -191,8 +233,10 @@ class SelfTest {
 
     Shape s_;
     std::uint64_t seed_;
+    KvTypes types_;
     Extents<4> query_extents_, key_extents_, value_extents_, output_extents_;
     std::vector<float> query_, key_, value_;
+    std::vector<float> stored_key_, stored_value_;  ///< as the caches hold them
     reference::AttentionResult expected_;
 };
 
@@ -210,8 +254,10 @@ std::vector<Case> self_test_cases() {
                                        s.kv_len, s.head_dim, s.value_dim, s.causal ? " causal" : "");
         // made when it is first run, not here: the reference takes most of the time
         auto test = std::make_shared<std::unique_ptr<const SelfTest>>();
-        cases.push_back({std::move(name), [test, s, seed = i + 1](Context& context) {
-                             if (!*test) *test = std::make_unique<const SelfTest>(s, seed);
+        cases.push_back({std::move(name), [test, s, seed = i + 1](Context& context, const KvTypes& types) {
+                             if (!*test || (*test)->types() != types) {
+                                 *test = std::make_unique<const SelfTest>(s, seed, types);
+                             }
                              return (*test)->run(context);
                          }});
     }

@@ -114,17 +114,19 @@ std::vector<std::int64_t> parse_list(const std::string& option, const std::strin
     return values;
 }
 
-std::vector<std::pair<KvType, KvType>> parse_kv_types(const std::string& option, const std::string& text) {
+std::vector<KvTypes> parse_kv_types(const std::string& option, const std::string& text) {
+    constexpr const char* kAllowed = "allowed are f32, f16 and bf16, as in f32,f16 or f16:f32 (keys:values)";
     const auto type_of = [&](std::string_view name) {
-        for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16, KvType::int8, KvType::int4}) {
+        for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16}) {
             if (name == to_string(type)) return type;
         }
-        throw InvalidArgument(
-            fmt::format("{} is {}: {} is no type; allowed are f32, f16, bf16, int8 and int4 as in f32,int8 or "
-                        "int8:f16 (keys:values)",
-                        option, quoted(text), quoted(name)));
+        if (name == to_string(KvType::int8) || name == to_string(KvType::int4)) {
+            throw Unsupported(
+                fmt::format("{} is {}: {} is not built yet; {}", option, quoted(text), quoted(name), kAllowed));
+        }
+        throw InvalidArgument(fmt::format("{} is {}: {} is no type; {}", option, quoted(text), quoted(name), kAllowed));
     };
-    std::vector<std::pair<KvType, KvType>> types;
+    std::vector<KvTypes> types;
     for (const std::string_view item : items_of(text)) {
         const std::size_t colon = item.find(':');
         const KvType keys = type_of(item.substr(0, colon));
@@ -147,9 +149,17 @@ std::vector<WeightType> parse_weight_types(const std::string& option, const std:
     return types;
 }
 
-std::string kv_types_name(const std::pair<KvType, KvType>& types) {
-    std::string name = to_string(types.first);
-    if (types.second != types.first) name += std::string(":") + to_string(types.second);
+KvTypes parse_kv_pair(const std::string& option, const std::string& text) {
+    const std::vector<KvTypes> types = parse_kv_types(option, text);
+    if (text.find(',') == std::string::npos) return types.front();
+    throw InvalidArgument(
+        fmt::format("{} is {}: a list; allowed is one of f32, f16 and bf16, or two as in f16:f32 (keys:values)", option,
+                    quoted(text)));
+}
+
+std::string kv_types_name(const KvTypes& types) {
+    std::string name = to_string(types.keys);
+    if (types.values != types.keys) name += std::string(":") + to_string(types.values);
     return name;
 }
 

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include <headlong/kv_cache.hpp>
@@ -21,15 +20,18 @@ enum class Repeats : std::uint8_t { dropped, kept };
 std::vector<std::int64_t> parse_list(const std::string& option, const std::string& text, std::int64_t least,
                                      std::int64_t most, Repeats repeats = Repeats::dropped);
 
-/// Types of keys and values: `int8` for both, `int8:f16` where they differ. Each pair once. Throws InvalidArgument,
-/// naming the option.
-std::vector<std::pair<KvType, KvType>> parse_kv_types(const std::string& option, const std::string& text);
+/// Types of keys and values: `f16` for both, `f16:f32` where they differ. Each pair once. Throws InvalidArgument, or
+/// Unsupported for types that caches do not have yet, naming the option.
+std::vector<KvTypes> parse_kv_types(const std::string& option, const std::string& text);
 
 /// Types of weights: one, or each of a list once. Throw InvalidArgument, naming the option.
 WeightType parse_weight_type(const std::string& option, std::string_view name);
 std::vector<WeightType> parse_weight_types(const std::string& option, const std::string& text);
 
-/// "int8", or "int8:f16" where they differ.
-std::string kv_types_name(const std::pair<KvType, KvType>& types);
+/// The same where no list is allowed.
+KvTypes parse_kv_pair(const std::string& option, const std::string& text);
+
+/// "f16", or "f16:f32" where they differ.
+std::string kv_types_name(const KvTypes& types);
 
 }  // namespace headlong::tools

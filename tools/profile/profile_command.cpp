@@ -28,6 +28,7 @@
 #include "tools/commands.hpp"
 #include "tools/embedded_model.hpp"
 #include "tools/measure/contexts.hpp"
+#include "tools/measure/lists.hpp"
 #include "tools/measure/machine.hpp"
 #include "tools/measure/memory.hpp"
 #include "tools/profile/recorder.hpp"
@@ -80,12 +81,12 @@ Lengths lengths_of(const ProfileArguments& arguments, const DecoderConfig& confi
 }
 
 /// Refuses what does not fit into memory, before any of it is allocated.
-void check_memory(Context& context, const DecoderConfig& config, const Lengths& lengths) {
-    const std::size_t cache = KvCache::estimate_bytes(cache_options_of(config), lengths.prompt + lengths.steps);
+void check_memory(Context& context, const DecoderConfig& config, const KvTypes& types, const Lengths& lengths) {
+    const std::size_t cache = KvCache::estimate_bytes(cache_options_of(config, types), lengths.prompt + lengths.steps);
     const std::size_t weights = Decoder::weight_bytes(config);
     const std::array calls{std::min(lengths.prompt, kPrefillChunk), lengths.prompt % kPrefillChunk,
                            std::min(lengths.steps, std::int64_t{1})};
-    const std::size_t scratch = Decoder::scratch_bytes(context.impl(), config, calls);
+    const std::size_t scratch = Decoder::scratch_bytes(context.impl(), config, calls, types);
     const std::size_t needed = saturating_sum(saturating_sum(cache, weights), scratch);
     const std::uint64_t available = available_memory();
     if (needed > available) {
@@ -99,12 +100,12 @@ void check_memory(Context& context, const DecoderConfig& config, const Lengths& 
 /// A prompt of valid tokens, and the tokens that follow, computed as often as asked for.
 class Runs {
   public:
-    Runs(Context& context, const Model& model, TimedExecutor& executor, const Lengths& lengths)
+    Runs(Context& context, const Model& model, const KvTypes& types, TimedExecutor& executor, const Lengths& lengths)
         : context_(context),
           decoder_(model.impl().decoder),
           executor_(executor),
           lengths_(lengths),
-          cache_(model.cache_options()),
+          cache_(model.cache_options(types)),
           logits_(static_cast<std::size_t>(decoder_.config().vocab_size)),
           steps_(static_cast<std::size_t>(lengths.steps)) {
         std::mt19937 random(1);  // the same tokens everywhere
@@ -253,6 +254,7 @@ std::uint64_t peak_resident_bytes() {
 int run_profile(const ProfileArguments& arguments) {
     const DecoderConfig config = load_config(arguments.model);
     const Lengths lengths = lengths_of(arguments, config);
+    const KvTypes types = parse_kv_pair("--kv", arguments.kv);
     ContextOptions context_options = context_options_of(arguments.isa);
     const std::size_t threads = arguments.threads == 0 ? default_concurrency() : arguments.threads;
     allow_threads(threads);
@@ -260,12 +262,12 @@ int run_profile(const ProfileArguments& arguments) {
         std::make_shared<TimedExecutor>(threads == 1 ? make_serial_executor() : make_tbb_executor(threads));
     context_options.executor = executor;
     Context context(context_options);
-    check_memory(context, config, lengths);
+    check_memory(context, config, types, lengths);
     std::optional<TraceFile> trace;
     if (!arguments.trace.empty()) trace.emplace(arguments.trace);
     const Model model = load_model(context, arguments.model);
 
-    Runs runs(context, model, *executor, lengths);
+    Runs runs(context, model, types, *executor, lengths);
     Runs::Phase prefill = runs.new_phase();
     Runs::Phase decode = runs.new_phase();
     {
@@ -309,6 +311,7 @@ int run_profile(const ProfileArguments& arguments) {
     report.best_clock = limits.clock;
     report.read_buffer_bytes = limits.buffer_bytes();
     for (const Clock::duration step : runs.steps()) report.step_seconds.add({seconds(step)});
+    report.kv_type = kv_types_name(types);
     report.kv_used_bytes = runs.cache().used_bytes();
     report.kv_reserved_bytes = runs.cache().pool()->reserved_bytes();
     report.scratch_bytes = context.scratch_bytes();

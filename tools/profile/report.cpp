@@ -130,6 +130,7 @@ Json to_json(const ProfileReport& report, bool layers) {
                       {"best_clock_ghz", report.best_clock * 1e-9}};
     json["memory"] = {{"peak_bytes", report.peak_bytes},
                       {"weight_bytes", report.weight_bytes},
+                      {"kv_type", report.kv_type},
                       {"kv_used_bytes", report.kv_used_bytes},
                       {"kv_reserved_bytes", report.kv_reserved_bytes},
                       {"scratch_bytes", report.scratch_bytes}};

@@ -55,6 +55,7 @@ struct ProfileReport {
     std::size_t read_buffer_bytes = 0;
     Samples step_seconds;          ///< of each decode step
     std::uint64_t peak_bytes = 0;  ///< resident, of loading and the warm-up, without the instruments
+    std::string kv_type;
     std::size_t kv_used_bytes = 0;
     std::size_t kv_reserved_bytes = 0;
     std::size_t scratch_bytes = 0;
