@@ -27,7 +27,8 @@ void linear(benchmark::State& state, Isa isa) {
     std::vector<float> y(x.size());
     const Work work{.flops = 2.0 * static_cast<double>(rows * width * width),
                     .bytes = sizeof(float) * static_cast<double>(width * width)};
-    run(state, context, work, [&] { layer.apply(context.impl(), x.data(), width, rows, y.data(), width); });
+    auto workspace = context.impl().workspaces.lend();
+    run(state, context, work, [&] { layer.apply(context.impl(), *workspace, x.data(), width, rows, y.data(), width); });
 }
 
 MultiHeadAttention layer_of(Context& context, const Shape& s) {

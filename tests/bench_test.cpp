@@ -594,6 +594,20 @@ TEST_F(BenchTest, LinearLayers) {
     EXPECT_EQ(row["flops"], 2.0 * 3 * 16 * 40);
     EXPECT_EQ(row["bytes"], 4.0 * 16 * 40);
     EXPECT_LE(row["max_abs_err"], row["tolerance"]);
+
+    // live bytes of every type, int8 with a scale per output and group of 64 inputs; the check knows the types
+    const json report = bench("linear --shape 20x130x40 --weights f32,f16,bf16,int8 -t 1 -r 2 --layers 1 --check");
+    const std::vector<std::pair<std::string, double>> bytes{
+        {"f32", 4.0 * 130 * 40}, {"f16", 2.0 * 130 * 40}, {"bf16", 2.0 * 130 * 40}, {"int8", 130 * 40 + 4.0 * 3 * 40}};
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+        const json& each = report["rows"][i];
+        EXPECT_EQ(each["weights"], bytes[i].first);
+        EXPECT_EQ(each["bytes"], bytes[i].second);
+        EXPECT_LE(each["max_abs_err"], each["tolerance"]) << each["weights"];
+        if (bytes[i].first == "int8") {
+            EXPECT_GT(each["max_abs_err"], 1e-6) << "not the arithmetic of floats";
+        }
+    }
 }
 
 TEST_F(BenchTest, Models) {
@@ -699,7 +713,8 @@ TEST_F(BenchTest, BadCalls) {
     expect_bad_call("bench linear --shape 3x0x4", {"3x0x4"});
     expect_bad_call("bench linear --shape 9999999x9999999x9999999", {"GiB"});
     expect_bad_call("bench linear --shape 1x2x3,", {"--shape holds ''"});
-    expect_bad_call("bench linear --weights int8", {"int8"});
+    expect_bad_call("bench linear --weights int4", {"--weights", "int4", "f32, f16, bf16 and int8"});
+    expect_bad_call("bench linear --weights f32,", {"--weights"});
     expect_bad_call("bench linear --plot /nowhere/a.svg", {"--plot /nowhere/a.svg"});
     expect_bad_call("bench model -p 8 -n 4", {"-n", "-d"});
     expect_bad_call(a + "-b 65536 -d 1-1000", {"sequences"});

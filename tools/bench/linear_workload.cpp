@@ -48,7 +48,18 @@ class LinearLayer final : public Workload {
         return 2.0 * static_cast<double>(shape_.rows) * static_cast<double>(shape_.inputs * shape_.outputs);
     }
     double bytes() const override {
-        return static_cast<double>(Linear::bytes_for(shape_.inputs, shape_.outputs, false, shape_.weights));
+        const double outputs = static_cast<double>(shape_.outputs);
+        const double weights = static_cast<double>(shape_.inputs) * outputs;
+        switch (shape_.weights) {  // without what fills up panels
+            case WeightType::f32:
+                return 4.0 * weights;
+            case WeightType::f16:
+            case WeightType::bf16:
+                return 2.0 * weights;
+            case WeightType::int8:
+                break;
+        }
+        return weights + 4.0 * outputs * static_cast<double>(kernels::quant_groups(size(shape_.inputs)));
     }
     std::size_t kv_bytes() const override { return 0; }
     std::size_t walk_bytes() const override { return static_cast<std::size_t>(bytes()) * layers_.size(); }
