@@ -122,25 +122,35 @@ HEADLONG_INLINE void gather_row(const kernels::Rows& source, std::size_t row, fl
     }
 }
 
-/// One row as a token of value panels. The very bits of floats: nothing is computed with them.
+/// One row as a token of value panels. The very bits of floats: nothing is computed with them. What is written is added
+/// to the probe, times 0: NaN for NaN and infinity, else a zero.
 template <class Elements, class Stored>
-HEADLONG_INLINE void pack_value(const kernels::Rows& source, std::size_t row, typename Stored::Element* out) noexcept {
+HEADLONG_INLINE void pack_value(const kernels::Rows& source, std::size_t row, typename Stored::Element* out,
+                                F32& probe) noexcept {
     const std::size_t columns = source.column_count;
     const auto* p = row_of<Elements>(source, row);
     std::size_t c = 0;
     if (source.column_stride == 1) {
-        for (; c + kLanes <= columns; c += kLanes)
-            Stored::store(out + kernels::value_index(0, c), Elements::load(p + c));
+        for (; c + 16 <= columns; c += 16, out += kernels::kValuePanel) {
+            HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {
+                Stored::store(out + v * kLanes, Elements::load(p + c + v * kLanes));
+                probe = fma(Stored::load(out + v * kLanes), broadcast(0.0F), probe);
+            }
+        }
     }
-    for (; c < columns; ++c) {
-        out[kernels::value_index(0, c)] =
-            Stored::element(Elements::value(p[static_cast<std::ptrdiff_t>(c) * source.column_stride]));
+    for (; c < columns; c += 16, out += kernels::kValuePanel) {
+        for (std::size_t i = 0; i < 16; ++i) {
+            const auto column = static_cast<std::ptrdiff_t>(c + i);
+            out[i] = c + i < columns ? Stored::element(Elements::value(p[column * source.column_stride])) : 0;
+        }
+        HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {
+            probe = fma(Stored::load(out + v * kLanes), broadcast(0.0F), probe);
+        }
     }
-    for (; c % 16 != 0; ++c) out[kernels::value_index(0, c)] = 0;
 }
 
 inline bool pack_values(const kernels::PackValues& a) noexcept {
-    F32 probe = broadcast(0.0F);  // x * 0 is NaN for NaN and infinity, else a zero
+    F32 probe = broadcast(0.0F);
     with_elements(a.source.type, [&a, &probe](auto elements) {
         with_elements(a.type, [&a, &probe](auto stored) {
             using Elements = decltype(elements);
@@ -148,10 +158,7 @@ inline bool pack_values(const kernels::PackValues& a) noexcept {
             for (std::size_t row = 0; row < a.source.row_count; ++row) {
                 auto* out = static_cast<typename Stored::Element*>(a.values) + (a.first_token + row) * 16;
                 prefetch_row<Elements>(a.source, row + kRowsAhead);
-                pack_value<Elements, Stored>(a.source, row, out);
-                for (std::size_t c = 0; c < a.source.column_count; c += kLanes) {
-                    probe = fma(Stored::load(out + kernels::value_index(0, c)), broadcast(0.0F), probe);
-                }
+                pack_value<Elements, Stored>(a.source, row, out, probe);
             }
         });
     });
