@@ -1,4 +1,4 @@
-// Rows of a strided tensor into panels, value rows, or dense rows, and back. Compiled per instruction set.
+// Rows of a strided tensor into key panels, value panels, or dense rows, and back. Compiled per instruction set.
 #pragma once
 
 #include "kernels/kernel_table.hpp"
