@@ -271,6 +271,7 @@ DecoderConfig parse_decoder_config(std::string_view text, const std::string& nam
         if (type == nullptr) continue;
         if (*type == "float16") config.stored_type = WeightType::f16;
         if (*type == "bfloat16") config.stored_type = WeightType::bf16;
+        break;  // the first that is there decides, as in tools/shapes
     }
     if (const Json* act = reader.find("hidden_act"); act != nullptr && *act != "silu" && *act != "swish") {
         reader.unsupported("hidden_act", fmt::format("is {}; this version handles only 'silu'", Reader::shown(*act)));

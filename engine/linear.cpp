@@ -20,7 +20,7 @@ using kernels::kPanelTokens;
 // From so many rows on, a slice of the rows is packed, and 16-bit weights are widened, before they are multiplied:
 // fewer rows do not pay for it, and the weights' way from memory bounds them anyway.
 constexpr std::size_t kManyRows = 16;
-// A slice of 256 inputs: 144 rows of it (156 KiB, whole register tiles of 3, 6 and 12) stay in L2 while the panels
+// A slice of 256 inputs: 144 rows of it (153 KiB, whole register tiles of 3, 6 and 12) stay in L2 while the panels
 // pass, and two panels of it (32 KiB) near L1 while the rows pass. Sums reload from y between slices, which changes no
 // bit.
 constexpr std::size_t kDepthSlice = 256;
@@ -31,8 +31,9 @@ constexpr std::size_t kPanelsPerTask = 32;
 constexpr std::size_t kWidePanels = 4;
 // Not 256: rows a multiple of 1 KiB apart would meet in a quarter of the sets of L1.
 constexpr std::size_t kSliceStride = kDepthSlice + kPanelTokens;
-// From here on a float rounds to infinity in f16.
+// From here on a float rounds to infinity.
 constexpr float kF16Infinity = 65520.0F;
+constexpr float kBf16Infinity = 0x1.ffp127F;
 // Panels of a task that streams weights past a few rows: some MiB at least, or threads would wait for each other.
 constexpr std::size_t kStreamPanels = 8;
 
@@ -55,12 +56,15 @@ std::size_t panel_bytes_of(std::size_t inputs, WeightType type) noexcept {
     return saturating_product(inputs, kPanelTokens * kernels::element_bytes(element_type(type)));
 }
 
-/// Throws if a weight would become infinite by rounding to f16.
-void check_range(const FileTensor& weight, std::span<const float> rows) {
+/// Throws if a weight would become infinite by rounding.
+void check_range(const FileTensor& weight, std::span<const float> rows, WeightType type) {
+    const bool f16 = type == WeightType::f16;
+    if (!f16 && type != WeightType::bf16) return;
     for (const float x : rows) {
-        if (std::abs(x) >= kF16Infinity && std::isfinite(x)) {
-            throw Unsupported(
-                fmt::format("tensor '{}': a weight is {}; f16 holds at most 65504: use bf16 or f32", weight.name, x));
+        if (std::abs(x) >= (f16 ? kF16Infinity : kBf16Infinity) && std::isfinite(x)) {
+            throw Unsupported(fmt::format(
+                "tensor '{}': a weight is {}; {}", weight.name, x,
+                f16 ? "f16 holds at most 65504: use bf16 or f32" : "bf16 holds at most 3.3895e38: use f32"));
         }
     }
 }
@@ -150,7 +154,7 @@ Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const 
     for (std::size_t first = 0; first < outputs; first += kPanelTokens, panel += panel_bytes()) {
         const std::size_t count = std::min(kPanelTokens, outputs - first);
         copy_floats(weight, first * inputs, {rows, count * inputs});
-        if (type == WeightType::f16 && weight.type != FileType::f16) check_range(weight, {rows, count * inputs});
+        check_range(weight, {rows, count * inputs}, type);
         pack(context, {rows, ElementType::f32, static_cast<std::ptrdiff_t>(inputs), 1, count, inputs}, panel,
              wide.ensure_floats(0));
     }

@@ -1,5 +1,7 @@
 #include "engine/workspace.hpp"
 
+#include <limits>
+#include <new>
 #include <utility>
 
 #include "engine/huge_pages.hpp"
@@ -8,8 +10,11 @@ namespace headlong {
 
 namespace {
 
-std::size_t alignment_of(std::size_t bytes) noexcept {
-    return bytes >= kHugePageBytes ? kHugePageBytes : kernels::kAlignment;
+/// Nobody else manages these pages, and huge ones may be asked for; of a caller's resource that is not known.
+bool is_ours(const std::pmr::memory_resource& memory) noexcept { return &memory == std::pmr::new_delete_resource(); }
+
+std::size_t alignment_of(const std::pmr::memory_resource& memory, std::size_t bytes) noexcept {
+    return is_ours(memory) && bytes >= kHugePageBytes ? kHugePageBytes : kernels::kAlignment;
 }
 
 }  // namespace
@@ -17,16 +22,17 @@ std::size_t alignment_of(std::size_t bytes) noexcept {
 std::byte* Buffer::ensure(std::size_t bytes) {
     if (bytes > bytes_) {
         release();
-        data_ = static_cast<std::byte*>(memory_->allocate(bytes, alignment_of(bytes)));
+        // operator new rounds up to the alignment without a look: the largest sizes would become 0
+        if (bytes > std::numeric_limits<std::size_t>::max() / 2) throw std::bad_alloc();
+        data_ = static_cast<std::byte*>(memory_->allocate(bytes, alignment_of(*memory_, bytes)));
         bytes_ = bytes;
-        // nobody else manages these pages; of a caller's resource that is not known
-        if (memory_ == std::pmr::new_delete_resource()) ask_for_huge_pages(data_, bytes);
+        if (is_ours(*memory_)) ask_for_huge_pages(data_, bytes);
     }
     return data_;
 }
 
 void Buffer::release() noexcept {
-    if (data_ != nullptr) memory_->deallocate(data_, bytes_, alignment_of(bytes_));
+    if (data_ != nullptr) memory_->deallocate(data_, bytes_, alignment_of(*memory_, bytes_));
     data_ = nullptr;
     bytes_ = 0;
 }

@@ -37,13 +37,18 @@ struct DotTile {
         }
 
         if (panel == 0 && row + 2 * Rows <= a.row_count) prefetch_rows<Rows>(rows + Rows * a.row_stride);
-        HEADLONG_UNROLL_4 for (std::size_t k = 0; k < a.depth; ++k) {
+        const auto step = [&](std::size_t k) noexcept {
             multiply_add(
                 sums, [&](std::size_t r) noexcept { return broadcast(rows[r * a.row_stride + k]); },
                 [&](std::size_t v) noexcept {
                     return Elements::load(panels + v / kPanelVectors * a.panel_stride + k * 16 +
                                           v % kPanelVectors * kLanes);
                 });
+        };
+        if constexpr (kUnrolled<Rows, Panels>) {
+            HEADLONG_UNROLL_4 for (std::size_t k = 0; k < a.depth; ++k) step(k);
+        } else {
+            for (std::size_t k = 0; k < a.depth; ++k) step(k);
         }
 
         if (a.canonical) {

@@ -23,7 +23,7 @@ struct DotPanels {
     const float* rows;       ///< [row_count][depth]
     std::size_t row_stride;  ///< floats
     std::size_t row_count;
-    const void* panels;        ///< ceil(columns / 16) panels of [depth][16] of `type`, 64-byte aligned
+    const void* panels;        ///< ceil(columns / 16) panels of [depth][16] of `type`, any alignment
     std::size_t panel_stride;  ///< elements from one panel to the next
     std::size_t depth;
     float* out;              ///< [row_count][columns]; columns past `columns` are not written
@@ -109,7 +109,7 @@ struct Rows {
 /// very bits where the types are the same floats, else rounded to nearest even.
 struct PackPanels {
     Rows source;
-    void* panels;            ///< 64-byte aligned
+    void* panels;            ///< any alignment
     std::size_t first_lane;  ///< token of `panels` that row 0 becomes
     ElementType type = ElementType::f32;
 };

@@ -28,6 +28,8 @@
 
 namespace headlong::kernels {
 
+// Functions are forced inline: no unit of an instruction set may share a symbol with the baseline.
+
 inline constexpr std::size_t kPanelTokens = 16;
 inline constexpr std::size_t kBlockTokens = 64;
 inline constexpr std::size_t kBlockPanels = kBlockTokens / kPanelTokens;
@@ -43,14 +45,18 @@ inline constexpr std::size_t kAlignment = 64;
 /// Element types: IEEE 754 binary32 and binary16, and bfloat16.
 enum class ElementType : std::uint8_t { f32, f16, bf16 };
 
-constexpr std::size_t element_bytes(ElementType type) noexcept { return type == ElementType::f32 ? 4 : 2; }
+[[gnu::always_inline]] constexpr std::size_t element_bytes(ElementType type) noexcept {
+    return type == ElementType::f32 ? 4 : 2;
+}
 
-constexpr std::size_t round_up(std::size_t value, std::size_t multiple) noexcept {
+[[gnu::always_inline]] constexpr std::size_t round_up(std::size_t value, std::size_t multiple) noexcept {
     return (value + multiple - 1) / multiple * multiple;
 }
 
 /// Columns of the value panels of a block, padding included.
-constexpr std::size_t padded_columns(std::size_t value_dim) noexcept { return round_up(value_dim, kPanelTokens); }
+[[gnu::always_inline]] constexpr std::size_t padded_columns(std::size_t value_dim) noexcept {
+    return round_up(value_dim, kPanelTokens);
+}
 
 inline constexpr std::size_t kQuantGroup = 64;  ///< inputs
 inline constexpr std::size_t kQuadInputs = 4;
@@ -60,24 +66,30 @@ inline constexpr std::size_t kInt8GroupBytes = kInt8ScaleBytes + kQuantGroup * k
 inline constexpr std::size_t kRowQuadBytes = 2 * kQuadInputs;
 inline constexpr std::size_t kRowGroupBytes = 2 * kQuantGroup;
 
-constexpr std::size_t quant_groups(std::size_t depth) noexcept { return (depth + kQuantGroup - 1) / kQuantGroup; }
-constexpr std::size_t quant_quads(std::size_t depth) noexcept { return (depth + kQuadInputs - 1) / kQuadInputs; }
+[[gnu::always_inline]] constexpr std::size_t quant_groups(std::size_t depth) noexcept {
+    return (depth + kQuantGroup - 1) / kQuantGroup;
+}
+[[gnu::always_inline]] constexpr std::size_t quant_quads(std::size_t depth) noexcept {
+    return (depth + kQuadInputs - 1) / kQuadInputs;
+}
 
 /// Bytes of one int8 panel: a multiple of a cache line.
-constexpr std::size_t int8_panel_bytes(std::size_t depth) noexcept {
+[[gnu::always_inline]] constexpr std::size_t int8_panel_bytes(std::size_t depth) noexcept {
     return quant_groups(depth) * kInt8ScaleBytes + quant_quads(depth) * kInt8QuadBytes;
 }
 /// Where an int8 row's factors and sums begin, and its bytes: a multiple of a cache line.
-constexpr std::size_t int8_row_factors(std::size_t depth) noexcept { return quant_quads(depth) * kRowQuadBytes; }
-constexpr std::size_t int8_row_sums(std::size_t depth) noexcept {
+[[gnu::always_inline]] constexpr std::size_t int8_row_factors(std::size_t depth) noexcept {
+    return quant_quads(depth) * kRowQuadBytes;
+}
+[[gnu::always_inline]] constexpr std::size_t int8_row_sums(std::size_t depth) noexcept {
     return int8_row_factors(depth) + quant_groups(depth) * sizeof(float);
 }
-constexpr std::size_t int8_row_bytes(std::size_t depth) noexcept {
+[[gnu::always_inline]] constexpr std::size_t int8_row_bytes(std::size_t depth) noexcept {
     return round_up(int8_row_sums(depth) + quant_groups(depth) * sizeof(std::int32_t), kAlignment);
 }
 
 /// Element (token, column) of the value panels of a block.
-constexpr std::size_t value_index(std::size_t token, std::size_t column) noexcept {
+[[gnu::always_inline]] constexpr std::size_t value_index(std::size_t token, std::size_t column) noexcept {
     return column / kPanelTokens * kValuePanel + token * kPanelTokens + column % kPanelTokens;
 }
 

@@ -12,10 +12,16 @@ constexpr std::size_t tile_panels(std::size_t rows) noexcept {
     return panels < 1 ? 1 : panels > 4 ? 4 : panels;
 }
 
-/// What is left over by tiles of kTileRows joins the last of them where the registers hold both: a tile of 4 rows
-/// reads its columns once, one of 3 and one of 1 twice.
+/// What is left over by tiles of 3 rows joins the last of them where the registers hold both: a tile of 4 rows reads
+/// its columns once, one of 3 and one of 1 twice. Of larger tiles less is left over, and every size more is compile
+/// time.
 inline constexpr std::size_t kMostTileRows =
-    kTileVectors / kPanelVectors < 2 * kTileRows - 1 ? kTileVectors / kPanelVectors : 2 * kTileRows - 1;
+    kTileRows > 3 || kTileVectors / kPanelVectors < 2 * kTileRows - 1 ? kTileRows : 2 * kTileRows - 1;
+
+/// Whether a tile's loop is unrolled: full tiles, and those of the few rows of a decode step.
+template <std::size_t Rows, std::size_t Panels>
+inline constexpr bool kUnrolled = (Rows == kTileRows && Panels == tile_panels(kTileRows)) ||
+                                  (Rows <= 4 && Panels == tile_panels(Rows));
 
 /// One step of a tile's sums: sums[r][v] += row(r) * column(v). The longer of the two sides is loaded one register at
 /// a time, so that a tile needs Rows * Vectors + min(Rows, Vectors) + 1 registers.

@@ -47,13 +47,18 @@ struct WeightedTile {
             const auto* value = values(token) + panel * kernels::kValuePanel;
             const float* weight = weights + token;
             const std::size_t count = block_end(token) - token;
-            HEADLONG_UNROLL_4 for (std::size_t t = 0; t < count; ++t) {
+            const auto step = [&](std::size_t t) noexcept {
                 multiply_add(
                     sums, [&](std::size_t r) noexcept { return broadcast(weight[r * a.weight_stride + t]); },
                     [&](std::size_t v) noexcept {
                         return Elements::load(value + v / kPanelVectors * kernels::kValuePanel + t * 16 +
                                               v % kPanelVectors * kLanes);
                     });
+            };
+            if constexpr (kUnrolled<Rows, Panels>) {
+                HEADLONG_UNROLL_4 for (std::size_t t = 0; t < count; ++t) step(t);
+            } else {
+                for (std::size_t t = 0; t < count; ++t) step(t);
             }
         }
         HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {

@@ -23,6 +23,7 @@
 #include <headlong/tbb.hpp>
 
 #include "engine/concurrency.hpp"
+#include "engine/workspace.hpp"
 #include "tests/support/compare.hpp"
 #include "tests/support/counting_resource.hpp"
 #include "tests/support/isas.hpp"
@@ -210,6 +211,12 @@ TEST(ContextTest, CgroupQuotasAreRead) {
     write("cpu/c/cpu.cfs_quota_us", "300000\n");
     EXPECT_EQ(cpus(), 3.0);
     fs::remove_all(root);
+}
+
+TEST(ContextTest, ASizeBeyondAllMemoryIsRefused) {
+    Buffer buffer(*std::pmr::new_delete_resource());
+    EXPECT_THROW(buffer.ensure(std::numeric_limits<std::size_t>::max()), std::bad_alloc);
+    EXPECT_EQ(buffer.bytes(), 0U);
 }
 
 // Scratch does not grow with the length, with a cache or without; nothing is allocated by a second call of a shape.

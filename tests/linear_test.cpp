@@ -1,5 +1,6 @@
 // Linear layers of every type of weights: against double precision on the weights as stored, and bit for bit.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -133,20 +134,28 @@ TEST(LinearTest, ARowHasTheSameBitsHoweverManyComeWithIt) {
         if (left_to_native_tests(isa)) continue;
         const Layer layer(530, 77, random);
         const std::vector<float> x = normal(size(rows * layer.inputs), random);
+        const std::vector<float> before = normal(size(rows * layer.outputs), random);
         for (const WeightType type : kTypes) {
-            std::vector<float> first;
-            for (const std::size_t threads : {1U, 2U, 3U}) {
-                const auto context = make_context(isa, threads);
-                const Linear linear = layer.make(*context, type);
-                for (const std::int64_t step : {rows, std::int64_t{1}, std::int64_t{7}, std::int64_t{16}}) {
-                    std::vector<float> y;
-                    for (std::int64_t r = 0; r < rows; r += step) {
-                        const std::vector<float> part =
-                            apply(*context, linear, x.data() + r * layer.inputs, std::min(step, rows - r));
-                        y.insert(y.end(), part.begin(), part.end());
+            for (const bool adds : {false, true}) {
+                const Linear::Into into = adds ? Linear::Into::add : Linear::Into::overwrite;
+                std::vector<float> first;
+                for (const std::size_t threads : {1U, 2U, 3U}) {
+                    const auto context = make_context(isa, threads);
+                    const Linear linear = layer.make(*context, type, !adds);
+                    for (const std::int64_t step : {rows, std::int64_t{1}, std::int64_t{7}, std::int64_t{16}}) {
+                        std::vector<float> y;
+                        for (std::int64_t r = 0; r < rows; r += step) {
+                            const std::int64_t count = std::min(step, rows - r);
+                            const std::vector<float> part = apply(
+                                *context, linear, x.data() + r * layer.inputs, count,
+                                {before.begin() + r * layer.outputs, before.begin() + (r + count) * layer.outputs},
+                                into);
+                            y.insert(y.end(), part.begin(), part.end());
+                        }
+                        if (first.empty()) first = y;
+                        ASSERT_TRUE(same_bits(first, y))
+                            << to_string(type) << (adds ? " added, " : ", ") << threads << " threads, " << step;
                     }
-                    if (first.empty()) first = y;
-                    ASSERT_TRUE(same_bits(first, y)) << to_string(type) << ", " << threads << " threads, " << step;
                 }
             }
         }
@@ -175,6 +184,7 @@ TEST(LinearTest, SixteenBitsComputeAsTheSameFloats) {
 
 TEST(LinearTest, NaNsReachTheirRowsAndOutputsAlone) {
     Random random(seed_or(94));
+    HEADLONG_TRACE_SEED(random);
     HEADLONG_FOR_EACH_ISA(isa) {
         const auto context = make_context(isa);
         for (const WeightType type : kTypes) {
@@ -206,6 +216,7 @@ TEST(LinearTest, NaNsReachTheirRowsAndOutputsAlone) {
 
 TEST(LinearTest, ScratchIsWhatACallLeaves) {
     Random random(seed_or(95));
+    HEADLONG_TRACE_SEED(random);
     for (const WeightType type : kTypes) {
         for (const std::int64_t rows : {1, 15, 16, 300}) {
             CountingResource memory;
@@ -264,8 +275,9 @@ TEST_F(LinearModelTest, WeightsOfAModelAreOfTheTypeAskedFor) {
     }
 }
 
-TEST_F(LinearModelTest, AWeightBeyondF16IsRefused) {
-    const std::filesystem::path path = std::filesystem::temp_directory_path() / "headlong_linear_test.safetensors";
+TEST_F(LinearModelTest, AWeightThatWouldBecomeInfiniteIsRefused) {
+    const std::filesystem::path path =
+        std::filesystem::temp_directory_path() / ("headlong_linear_test_" + std::to_string(getpid()) + ".safetensors");
     std::vector<float> weight(4 * 3, 1.0F);
     weight[5] = -70000.0F;
     write_safetensors(path.string(), {tensor_to_write("w", "F32", {4, 3}, weight)});
@@ -277,6 +289,13 @@ TEST_F(LinearModelTest, AWeightBeyondF16IsRefused) {
     const std::string message = refusal([&] { make(WeightType::f16); }, ErrorCode::unsupported);
     for (const char* part : {"'w'", "-70000", "65504", "bf16"}) EXPECT_TRUE(says(message, part));
     EXPECT_EQ(make(WeightType::bf16).outputs(), 4);
+    weight[5] = 3.4e38F;
+    write_safetensors(path.string(), {tensor_to_write("w", "F32", {4, 3}, weight)});
+    const SafetensorsFile larger(path.string());
+    const std::string of_bf16 =
+        refusal([&] { Linear(context.impl(), context.memory(), larger.at("w"), nullptr, WeightType::bf16); },
+                ErrorCode::unsupported);
+    for (const char* part : {"'w'", "3.4", "3.3895e38", "f32"}) EXPECT_TRUE(says(of_bf16, part));
     std::filesystem::remove(path);
 }
 

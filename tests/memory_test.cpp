@@ -35,7 +35,7 @@ DecoderConfig config_of(const std::string& folder) {
 }
 
 TEST(MemoryPlanTest, WeightsByHand) {  // decoder_test compares with what loading takes
-    // 6 layers of [192 -> 192, 64, 64, 192] and three of 192 x 512, the head 192 x 1024, in f32
+    // 6 layers of [192 -> 192, 64, 64, 192] and three of 192 x 512, the head 192 x 1024, in bf16
     EXPECT_EQ(Decoder::weight_bytes(config_of(austen())),
               (6 * (2 * 192 + 2 * 64 + 3 * 512) * 192 + 192 * 1024) * 2U);  // bfloat16
 }
@@ -204,16 +204,16 @@ TEST_F(MemoryCommandTest, WhatTheEngineDoesNotRunIsNotGuessed) {
 TEST_F(MemoryCommandTest, DenseDecodersAreEstimated) {
     const json llama = plan("Llama-3.2-1B -d 1024 --ram 64G");
     EXPECT_EQ(llama["weights_are"], "estimated");
-    // 16 layers of 2048 * (2048 + 512 + 512 + 2048) + 3 * 2048 * 8192 weights, the head 2048 * 128256, in f32
+    // 16 layers of 2048 * (2048 + 512 + 512 + 2048) + 3 * 2048 * 8192 weights, the head 2048 * 128256, in bf16
     const json& row = llama["rows"][0];
-    EXPECT_EQ(row["weight_bytes"], 4942987264);
+    EXPECT_EQ(row["weight_bytes"], 2471493632);
     EXPECT_EQ(row["total_bytes"],
-              row["kv_bytes"].get<std::size_t>() + 4942987264 + row["scratch_bytes"].get<std::size_t>());
+              row["kv_bytes"].get<std::size_t>() + 2471493632 + row["scratch_bytes"].get<std::size_t>());
     EXPECT_EQ(row["fits"], true);
     // 512 tokens of the residual stream twice, query and output, key and value, gate and up, and the angles' cosines
     // and sines; attention's own comes on top
     EXPECT_GT(row["scratch_bytes"], 512 * 4 * (2 * 2048 + 2 * 2048 + 2 * 512 + 2 * 8192 + 64));
-    EXPECT_EQ(plan("Llama-3.2-1B -d 1024 --ram 4700M")["rows"][0]["fits"], false);
+    EXPECT_EQ(plan("Llama-3.2-1B -d 1024 --ram 2300M")["rows"][0]["fits"], false);
     // 12 layers of 4 * 768 * 768 + 2 * 768 * 3072 weights, the head 768 * 50272 (50257 in panels of 16)
     EXPECT_EQ(plan("GPT-2 -d 64 --ram 64G")["rows"][0]["weight_bytes"], 494174208);
     EXPECT_EQ(plan("Qwen3-30B-A3B -d 64 --ram 64G")["weights_are"], "not known");

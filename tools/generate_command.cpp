@@ -78,13 +78,13 @@ double rate(std::int64_t tokens, double seconds) { return seconds > 0.0 ? static
 int run_generate(const GenerateArguments& arguments) {
     const Interrupt interrupt;  // before the context starts threads
     const std::string prompt = arguments.prompt_file.empty() ? arguments.prompt : read_prompt(arguments.prompt_file);
+    ModelOptions model_options;
+    if (!arguments.weights.empty()) model_options.weights = parse_weight_type("--weights", arguments.weights);
     ContextOptions context_options = context_options_of(arguments.isa);
     context_options.threads = arguments.threads;
     const KvTypes types = parse_kv_pair("--kv", arguments.kv);
     static_cast<void>(Sampler(arguments.sampling));  // refused before a model is loaded
     Context context(context_options);
-    ModelOptions model_options;
-    if (!arguments.weights.empty()) model_options.weights = parse_weight_type("--weights", arguments.weights);
     const Model model = load_model(context, arguments.model, model_options);
 
     GenerateOptions options;

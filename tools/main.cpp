@@ -86,7 +86,8 @@ constexpr const char* kMemoryExamples =
 cache: 512,2048 or 512-8192*2 or 1-4+1. Nothing is allocated, and no weights need to be there.
 
 cache    the blocks of all layers, as a cache of that type holds them
-weights  as the engine holds them, in the type that config.json says; the weight file is mapped beside them. "~" marks estimates: of dense
+weights  as the engine holds them, in the type that config.json says, or that a published model has; the
+         weight file is mapped beside them. "~" marks estimates: of dense
          decoders that are presets, or that this version does not run, from their shape and without biases
 scratch  what generating after a prompt of that depth needs, with as many threads as this process may use
 fits     the total is within the memory that is available now, or within --ram

@@ -56,10 +56,12 @@ Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
       block_positions(1),
       packs(false),
       masked(false) {
+    bool halves = false;
     for (const Sequence& sequence : p.sequences) {
         longest = std::max(longest, sequence.q_len);
-        packs = packs || sequence.blocks == nullptr || sequence.key_type != kernels::ElementType::f32 ||
-                sequence.value_type != kernels::ElementType::f32;
+        packs = packs || sequence.blocks == nullptr;
+        halves = halves || sequence.key_type != kernels::ElementType::f32 ||
+                 sequence.value_type != kernels::ElementType::f32;
         masked = masked || sequence.mask.base != nullptr;
     }
     if (longest == 0 || heads_per_kv_head == 0) return;
@@ -71,6 +73,7 @@ Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
            block_positions > 1) {
         block_positions = ceil_div(block_positions, 2);
     }
+    packs = packs || (halves && block_rows() >= kWideningRows);
 }
 
 Scratch::Scratch(const Plan& plan, Carver& carver) noexcept {
@@ -472,7 +475,8 @@ void RowBlock::finish(const kernels::States& states) const noexcept {
         }
         const OutputRows& output = sequence_.output;
         if (output.base == nullptr) continue;
-        if (const std::int64_t ahead = row + kRowsAhead; ahead < static_cast<std::int64_t>(rows())) {
+        if (const std::int64_t ahead = row + kRowsAhead;
+            output.column_stride == 1 && ahead < static_cast<std::int64_t>(rows())) {
             ask_to_write(output.at(head_of(ahead), query_row_of(ahead)), columns * kernels::element_bytes(output.type));
         }
         if (output.type == kernels::ElementType::f32 && output.column_stride == 1) {

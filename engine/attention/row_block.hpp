@@ -173,8 +173,7 @@ class RowBlock {
     /// What a tile's rows see of a span, left in scratch: ranges, and with a mask biases.
     Tile tile_at(std::int64_t span, std::int64_t row) const noexcept;
     /// Writes the biases of a row's range from a row of the mask (`data` is that of the range's first token that
-    /// has an element), and
-    /// returns the part of the range that holds all allowed tokens.
+    /// has an element), and returns the part of the range that holds all allowed tokens.
     kernels::TokenRange masked_range(std::int64_t span_begin, const std::byte* data, kernels::TokenRange range,
                                      float* bias) const noexcept;
     /// The rules for the tile that tile_at() has left in scratch.

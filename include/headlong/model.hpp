@@ -27,8 +27,8 @@ const char* to_string(WeightType type) noexcept;
 
 struct ModelOptions {
     /// How the linear layers store their weights; empty: as the file does (f64 as f32). f16 and bf16 round to nearest
-    /// even; a weight beyond f16's range is refused. int8 quantises symmetrically, per output feature and group of 64
-    /// inputs, and computes in integers. The embedding's rows are read from the file as they are.
+    /// even; a weight that would become infinite is refused. int8 quantises symmetrically, per output feature and group
+    /// of 64 inputs, and computes in integers. The embedding's rows are read from the file as they are.
     std::optional<WeightType> weights = {};
     bool map = true;  ///< false reads the weight file into memory: a mapped file that shrinks ends the process
     std::pmr::memory_resource* memory =

@@ -6,10 +6,9 @@
 //   kTileRows      rows of a register tile, kTileVectors accumulators in all (the register plans: README.md)
 //   load, store, broadcast, first_lane, fma, max, divide (correctly rounded: xsimd 8 estimates on NEON)
 //   round_nearest  (x): to whole numbers, ties to even, for |x| < 2^22
-//   exp2 pieces    nearest_power(x): x rounded to a whole exponent n in [-126, 127], and what scale(p, n), p * 2^n,
-//   wants
-//                  of it; of other x an exponent that makes no NaN of a finite x, and a scale that zero_below() hides;
-//                  zero_below(x, limit, y): +0 where x < limit, else y (NaN keeps y)
+//   exp2 pieces    nearest_power(x): x rounded to a whole exponent n in [-126, 127], and what scale(p, n) wants of it;
+//                  scale(p, n): p * 2^n; of other x an exponent that makes no NaN of a finite x, and a scale that
+//                  zero_below() hides; zero_below(x, limit, y): +0 where x < limit, else y (NaN keeps y)
 //   select_lanes   (begin, end, inside, outside): `inside` in the lanes begin <= i < end
 //   select_below   (x, limit, yes, no): `yes` where x < limit, else `no` (also where x is NaN)
 //   select_bytes   (p, yes, no): `yes` in the lanes i where the byte p[i] is not 0

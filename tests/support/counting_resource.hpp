@@ -3,10 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
+#include <map>
 #include <memory_resource>
 #include <mutex>
 #include <new>
+#include <utility>
 
 namespace headlong::test {
 
@@ -41,6 +44,7 @@ class CountingResource final : public std::pmr::memory_resource {
         const std::lock_guard lock(mutex_);
         if (counts_.allocations >= fail_at_) throw std::bad_alloc();
         void* memory = ::operator new (bytes, std::align_val_t{alignment});
+        taken_[memory] = {bytes, alignment};
         ++counts_.allocations;
         ++counts_.live_allocations;
         counts_.live_bytes += bytes;
@@ -51,6 +55,10 @@ class CountingResource final : public std::pmr::memory_resource {
 
     void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
         const std::lock_guard lock(mutex_);
+        // what is given back must be what was taken: not every resource forgives
+        const auto taken = taken_.find(memory);
+        if (taken == taken_.end() || taken->second != std::pair(bytes, alignment)) std::abort();
+        taken_.erase(taken);
         --counts_.live_allocations;
         counts_.live_bytes -= bytes;
         ::operator delete (memory, std::align_val_t{alignment});
@@ -60,6 +68,7 @@ class CountingResource final : public std::pmr::memory_resource {
 
     mutable std::mutex mutex_;
     Counts counts_;
+    std::map<void*, std::pair<std::size_t, std::size_t>> taken_;  ///< bytes and alignment
     std::size_t fail_at_ = std::numeric_limits<std::size_t>::max();
 };
 

@@ -715,7 +715,7 @@ void run_cached(const Problem& p, const std::vector<std::int64_t>& visible, Cont
     }
     compare(p, types == KvTypes{} ? wanted_by_file(p) : wanted_of_stored(p, keys, values), visible, "through a cache",
             results, comparison);
-    // an f32 cache holds every input type exactly
+    // a cache of f32 holds every input type exactly; of other types the reference sees what the cache holds
     if (p.present_key) {
         comparison.compare("present_key", "read back", p.present_key->shape,
                            {std::vector<double>(keys.begin(), keys.end())},
@@ -740,7 +740,7 @@ Outcome run(const Problem& p, Context& context, const KvTypes& types) {
         run_cached(p, visible, context, types, comparison, timing);
     } else {
         run_plain(p, visible, context, comparison, timing);
-        // a cache holds values of at least one element
+        // values of no elements have no rows to append
         if (p.past_key && p.value_dim > 0 && p.kv_heads > 0) {
             run_cached(p, visible, context, types, comparison, timing);
         }

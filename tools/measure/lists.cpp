@@ -140,7 +140,7 @@ WeightType parse_weight_type(const std::string& option, std::string_view name) {
         if (name == to_string(type)) return type;
     }
     throw InvalidArgument(
-        fmt::format("{} holds {}; types of weights are f32, f16, bf16 and int8", option, quoted(name)));
+        fmt::format("{}: {} is no type of weights; allowed are f32, f16, bf16 and int8", option, quoted(name)));
 }
 
 std::vector<WeightType> parse_weight_types(const std::string& option, const std::string& text) {

@@ -3,9 +3,11 @@
 
 namespace headlong::tools {
 
-const std::vector<ModelShape>& model_presets() {
+namespace {
+
+std::vector<ModelShape> make_presets() {
     // clang-format off
-    static const std::vector<ModelShape> presets{
+    std::vector<ModelShape> presets{
         // layers, hidden_size, heads, kv_heads, head_dim, value_dim, intermediate_size, vocab_size, max_positions,
         // sliding_window, mlp_projections
         {"Llama-3.2-1B", 16, 2048, 32, 8, 64, 64, 8192, 128256, 131072, 0, 3},
@@ -47,6 +49,17 @@ const std::vector<ModelShape>& model_presets() {
         {"Granite-3.3-8B", 40, 4096, 32, 8, 128, 128, 12800, 49159, 131072, 0, 3},
     };
     // clang-format on
+    // nearly all are published in bf16, and the few of f16 take as much
+    for (ModelShape& preset : presets) {
+        preset.stored_type = preset.name == "GPT-2" ? WeightType::f32 : WeightType::bf16;
+    }
+    return presets;
+}
+
+}  // namespace
+
+const std::vector<ModelShape>& model_presets() {
+    static const std::vector<ModelShape> presets = make_presets();
     return presets;
 }
 
