@@ -144,6 +144,8 @@ inline void quantise_rows(const kernels::QuantiseRows& a) noexcept {
 // 2 read at least as fast as the best plain loop, and 2 is for memory that is further away.
 inline constexpr std::size_t kInt8PrefetchBytes = 2048;
 
+inline constexpr std::size_t kInt8Streams = 4;
+
 struct Int8Tile {
     const kernels::DotPanelsInt8& a;
 
@@ -152,8 +154,6 @@ struct Int8Tile {
     template <std::size_t Rows, std::size_t Panels>
     HEADLONG_INLINE void operator()(std::size_t row, std::size_t panel) const noexcept {
         constexpr std::size_t kVectors = Panels * kPanelVectors;
-        constexpr std::size_t kSums = Rows * Panels * kQuadSums;
-        constexpr std::size_t kSplits = kSums < kQuadLatency ? kQuadLatency / kSums : 1;
         const std::uint8_t* rows = a.rows + row * a.row_stride;
         const std::uint8_t* panels = a.panels + panel * a.panel_stride;
         float* out = a.out + row * a.out_stride + panel * 16;
@@ -171,58 +171,12 @@ struct Int8Tile {
         }
 
         for (std::size_t group = a.group_begin; group < a.group_end; ++group) {
-            const std::uint8_t* scales = panels + group * kernels::kInt8GroupBytes;
-            const std::uint8_t* codes = scales + kernels::kInt8ScaleBytes;
-            const std::uint8_t* x = rows + group * kernels::kRowGroupBytes;
-            const std::size_t quads = kernels::quant_quads(group_inputs(a.depth, group));
-            HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) ask_for(scales + p * a.panel_stride, ahead);
-
-            I32 dots[kSplits][Rows][Panels][kQuadSums];
-            HEADLONG_UNROLL for (std::size_t s = 0; s < kSplits; ++s) {
-                HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-                    HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
-                        HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) dots[s][r][p][i] = zero_i32();
-                    }
-                }
-            }
-            std::size_t quad = 0;
-            for (; quad + kSplits <= quads; quad += kSplits) {
-                HEADLONG_UNROLL for (std::size_t s = 0; s < kSplits; ++s) {
-                    const std::uint8_t* at = codes + (quad + s) * kernels::kInt8QuadBytes;
-                    HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) ask_for(at + p * a.panel_stride, ahead);
-                    add_quads(dots[s], at, a.panel_stride, x + (quad + s) * kernels::kRowQuadBytes, a.row_stride);
-                }
-            }
-            if constexpr (kSplits > 1) {
-                for (; quad < quads; ++quad) {
-                    add_quads(dots[0], codes + quad * kernels::kInt8QuadBytes, a.panel_stride,
-                              x + quad * kernels::kRowQuadBytes, a.row_stride);
-                }
-            }
-
-            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-                const std::uint8_t* record = rows + r * a.row_stride;
-                float factor = 0.0F;
-                std::int32_t sum = 0;
-                std::memcpy(&factor, record + kernels::int8_row_factors(a.depth) + group * sizeof factor,
-                            sizeof factor);
-                std::memcpy(&sum, record + kernels::int8_row_sums(a.depth) + group * sizeof sum, sizeof sum);
-                const F32 row_factor = broadcast(factor);
-                const I32 offset = broadcast_i32(-kQuadOffset * sum);
+            if constexpr (Rows == 1) {  // panel by panel: their sums would not all have a register
                 HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
-                    HEADLONG_UNROLL for (std::size_t s = 1; s < kSplits; ++s) {
-                        HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
-                            dots[0][r][p][i] = add_i32(dots[0][r][p][i], dots[s][r][p][i]);
-                        }
-                    }
-                    I32 totals[kPanelVectors];
-                    quad_totals(dots[0][r][p], totals);
-                    const float* scale = reinterpret_cast<const float*>(scales + p * a.panel_stride);
-                    HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {
-                        F32& lanes = sums[r][p * kPanelVectors + v];
-                        lanes = fma(to_f32(add_i32(totals[v], offset)) * load(scale + v * kLanes), row_factor, lanes);
-                    }
+                    add_group<1, 1>(rows, panels + p * a.panel_stride, group, ahead, sums[0] + p * kPanelVectors);
                 }
+            } else {
+                add_group<Rows, Panels>(rows, panels, group, ahead, sums[0]);
             }
         }
 
@@ -234,6 +188,66 @@ struct Int8Tile {
                     store(p, lanes);
                 } else {
                     store_n(p, lanes, valid_lanes(columns, v));
+                }
+            }
+        }
+    }
+
+    /// Adds one group's sums: sums[r][p * kPanelVectors + v], one after the other.
+    template <std::size_t Rows, std::size_t Panels>
+    HEADLONG_INLINE void add_group(const std::uint8_t* rows, const std::uint8_t* panels, std::size_t group,
+                                   std::size_t ahead, F32* sums) const noexcept {
+        constexpr std::size_t kSums = Rows * Panels * kQuadSums;
+        constexpr std::size_t kSplits = kSums < kQuadLatency ? kQuadLatency / kSums : 1;
+        const std::uint8_t* scales = panels + group * kernels::kInt8GroupBytes;
+        const std::uint8_t* codes = scales + kernels::kInt8ScaleBytes;
+        const std::uint8_t* x = rows + group * kernels::kRowGroupBytes;
+        const std::size_t quads = kernels::quant_quads(group_inputs(a.depth, group));
+        HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) ask_for(scales + p * a.panel_stride, ahead);
+
+        I32 dots[kSplits][Rows][Panels][kQuadSums];
+        HEADLONG_UNROLL for (std::size_t s = 0; s < kSplits; ++s) {
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                    HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) dots[s][r][p][i] = zero_i32();
+                }
+            }
+        }
+        std::size_t quad = 0;
+        for (; quad + kSplits <= quads; quad += kSplits) {
+            HEADLONG_UNROLL for (std::size_t s = 0; s < kSplits; ++s) {
+                const std::uint8_t* at = codes + (quad + s) * kernels::kInt8QuadBytes;
+                HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) ask_for(at + p * a.panel_stride, ahead);
+                add_quads(dots[s], at, a.panel_stride, x + (quad + s) * kernels::kRowQuadBytes, a.row_stride);
+            }
+        }
+        if constexpr (kSplits > 1) {
+            for (; quad < quads; ++quad) {
+                add_quads(dots[0], codes + quad * kernels::kInt8QuadBytes, a.panel_stride,
+                          x + quad * kernels::kRowQuadBytes, a.row_stride);
+            }
+        }
+
+        HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+            const std::uint8_t* record = rows + r * a.row_stride;
+            float factor = 0.0F;
+            std::int32_t sum = 0;
+            std::memcpy(&factor, record + kernels::int8_row_factors(a.depth) + group * sizeof factor, sizeof factor);
+            std::memcpy(&sum, record + kernels::int8_row_sums(a.depth) + group * sizeof sum, sizeof sum);
+            const F32 row_factor = broadcast(factor);
+            const I32 offset = broadcast_i32(-kQuadOffset * sum);
+            HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                HEADLONG_UNROLL for (std::size_t s = 1; s < kSplits; ++s) {
+                    HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
+                        dots[0][r][p][i] = add_i32(dots[0][r][p][i], dots[s][r][p][i]);
+                    }
+                }
+                I32 totals[kPanelVectors];
+                quad_totals(dots[0][r][p], totals);
+                const float* scale = reinterpret_cast<const float*>(scales + p * a.panel_stride);
+                HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {
+                    F32& lanes = sums[(r * Panels + p) * kPanelVectors + v];
+                    lanes = fma(to_f32(add_i32(totals[v], offset)) * load(scale + v * kLanes), row_factor, lanes);
                 }
             }
         }
@@ -278,9 +292,13 @@ inline void int8_panels(const kernels::DotPanelsInt8& a, std::size_t panel) noex
 inline void dot_panels_int8(const kernels::DotPanelsInt8& a) noexcept {
     const std::size_t panel_count = (a.columns + 15) / 16;
     std::size_t panel = 0;
-    if constexpr (kInt8TilePanels > 1) {
-        // One row reads one panel after the other: a single stream is what memory serves best.
-        for (; a.row_count > 1 && panel + kInt8TilePanels <= panel_count; panel += kInt8TilePanels) {
+    if (a.row_count == 1) {
+        // A stream from memory: several panels at a time keep more of the processor's prefetchers busy than one.
+        for (; panel + kInt8Streams <= panel_count; panel += kInt8Streams) {
+            Int8Tile{a}.operator()<1, kInt8Streams>(0, panel);
+        }
+    } else if constexpr (kInt8TilePanels > 1) {
+        for (; panel + kInt8TilePanels <= panel_count; panel += kInt8TilePanels) {
             int8_panels<kInt8TilePanels>(a, panel);
         }
     }
