@@ -19,7 +19,7 @@ inline constexpr auto kGroup = static_cast<std::int64_t>(kernels::kGroupSpans);
 // took a tenth of the time of 512 rows of 128 floats. 2048 rows of them are 3 MiB of states and queries.
 inline constexpr std::int64_t kRowBlock = 2048;
 // From so many rows on, 16-bit keys and values are widened once per span; fewer rows widen them in registers, again for
-// every register tile. The copy of a span costs as much as a quarter of the arithmetic of 48 rows.
+// every register tile. At 48 rows both cost about a quarter of the arithmetic, by the instructions counted.
 inline constexpr std::int64_t kWideningRows = 48;
 // 48 rows are whole register tiles of 6 and of 3; their scores (48 x 528 x 4 = 99 KiB) leave most of L2 to the span.
 inline constexpr std::int64_t kRowTile = 48;

@@ -33,7 +33,7 @@ HEADLONG_INLINE __m256i lane_mask(std::uint32_t begin, std::uint32_t end) noexce
     return _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(begin)), lane),
                                _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(end)), lane));
 }
-// Whole registers go around the masks: Zen up to 4 takes some 20 cycles for a masked store.
+// Whole registers go around the masks: Zen 3 takes some 20 cycles for a masked store.
 HEADLONG_INLINE F32 load_n(const float* p, std::size_t n) noexcept {
     if (n == kLanes) return load(p);
     return _mm256_maskload_ps(p, lane_mask(0, static_cast<std::uint32_t>(n)));
