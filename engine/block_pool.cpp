@@ -19,7 +19,7 @@ constexpr std::int64_t kMaxHeads = std::int64_t{1} << 20;  // 2^20 heads * 2^6 t
 
 kernels::BlockLayout layout_of(const KvShape& shape) noexcept {
     return {static_cast<std::size_t>(shape.head_dim), static_cast<std::size_t>(shape.value_dim),
-            element_type(shape.key_type), element_type(shape.value_type)};
+            stored_type(shape.key_type), stored_type(shape.value_type)};
 }
 
 void check_range(const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
@@ -51,22 +51,27 @@ void check_shape(const KvShape& shape) {
     check_range("KvShape: value_dim", shape.value_dim, 0, kMaxDim);
     for (const auto& [name, type] :
          {std::pair{"key_type", shape.key_type}, std::pair{"value_type", shape.value_type}}) {
-        if (type != KvType::f32 && type != KvType::f16 && type != KvType::bf16) {
-            throw Unsupported(
-                fmt::format("KvShape: {} {} is not built yet; use f32, f16 or bf16", name, to_string(type)));
+        if (type > KvType::int4) {
+            throw InvalidArgument(
+                fmt::format("KvShape: {} is {}; allowed: f32, f16, bf16, int8, int4", name, static_cast<int>(type)));
         }
     }
 }
 
-kernels::ElementType element_type(KvType type) noexcept {
+kernels::StoredType stored_type(KvType type) noexcept {
     switch (type) {
         case KvType::f16:
-            return kernels::ElementType::f16;
+            return kernels::StoredType::f16;
         case KvType::bf16:
-            return kernels::ElementType::bf16;
-        default:
-            return kernels::ElementType::f32;
+            return kernels::StoredType::bf16;
+        case KvType::int8:
+            return kernels::StoredType::int8;
+        case KvType::int4:
+            return kernels::StoredType::int4;
+        case KvType::f32:
+            break;
     }
+    return kernels::StoredType::f32;
 }
 
 std::size_t block_bytes_of(const KvShape& shape) noexcept {
@@ -74,9 +79,16 @@ std::size_t block_bytes_of(const KvShape& shape) noexcept {
 }
 
 std::size_t token_bytes_of(const KvShape& shape) noexcept {
+    const auto row_bytes = [](kernels::StoredType type, std::size_t elements, std::size_t group) noexcept {
+        if (!kernels::has_codes(type)) return elements * kernels::element_bytes(kernels::element_type(type));
+        const std::size_t scales = (elements + group - 1) / group;
+        const std::size_t in_byte = kernels::codes_in_byte(type);
+        return scales * sizeof(float) + (elements + in_byte - 1) / in_byte;
+    };
     const kernels::BlockLayout layout = layout_of(shape);
-    return static_cast<std::size_t>(shape.kv_heads) * (layout.head_dim * kernels::element_bytes(layout.key_type) +
-                                                       layout.value_dim * kernels::element_bytes(layout.value_type));
+    return static_cast<std::size_t>(shape.kv_heads) *
+           (row_bytes(layout.key_type, layout.head_dim, kernels::kCodeGroup) +
+            row_bytes(layout.value_type, layout.value_dim, kernels::kValueGroup));
 }
 
 BlockPool::Impl::Impl(const KvShape& shape, std::pmr::memory_resource* memory)

@@ -22,7 +22,7 @@ struct Slab {
     std::size_t alignment = 0;
     std::size_t blocks = 0;
     std::size_t head_bytes = 0;                 ///< one block of one KV head
-    std::size_t values_offset = 0;              ///< bytes from a head's block to its value panels
+    std::size_t values_offset = 0;              ///< bytes from a head's block to its values
     std::unique_ptr<std::uint8_t[]> nonfinite;  ///< [kv_head][block]: the values may hold a NaN or infinity
 };
 
@@ -75,7 +75,7 @@ class BlockPool::Impl {
 void check_shape(const KvShape& shape);
 
 /// How kernels see a type that a pool holds.
-kernels::ElementType element_type(KvType type) noexcept;
+kernels::StoredType stored_type(KvType type) noexcept;
 
 /// Bytes of one block of that shape; the shape has been checked.
 std::size_t block_bytes_of(const KvShape& shape) noexcept;

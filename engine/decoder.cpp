@@ -220,8 +220,8 @@ std::size_t Decoder::scratch_bytes(const Context::Impl& context, const DecoderCo
         Sequence sequence;
         sequence.q_len = tokens;
         sequence.blocks = &block;
-        sequence.key_type = element_type(types.keys);
-        sequence.value_type = element_type(types.values);
+        sequence.key_type = stored_type(types.keys);
+        sequence.value_type = stored_type(types.values);
         AttentionProblem problem;
         problem.heads = c.heads;
         problem.kv_heads = c.kv_heads;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "engine/block_rows.hpp"
 #include "engine/context_impl.hpp"
 #include "engine/kv_cache_impl.hpp"
 #include "engine/parallel.hpp"
@@ -50,19 +51,6 @@ std::shared_ptr<BlockPool> pool_of(const KvCacheOptions& options) {
     return options.pool != nullptr ? options.pool : std::make_shared<BlockPool>(options.shape, options.memory);
 }
 
-/// One element of a type, as a float.
-float load_element(const void* data, kernels::ElementType type, std::size_t index) noexcept {
-    switch (type) {
-        case kernels::ElementType::f16:
-            return kernels::widen_f16(static_cast<const std::uint16_t*>(data)[index]);
-        case kernels::ElementType::bf16:
-            return kernels::widen_bf16(static_cast<const std::uint16_t*>(data)[index]);
-        case kernels::ElementType::f32:
-            break;
-    }
-    return static_cast<const float*>(data)[index];
-}
-
 /// Writes one element, rounded to nearest even where its type is narrower.
 void store_element(void* data, DType type, std::int64_t offset, float x) noexcept {
     switch (type) {
@@ -76,12 +64,6 @@ void store_element(void* data, DType type, std::int64_t offset, float x) noexcep
             static_cast<std::uint16_t*>(data)[offset] = kernels::narrow_bf16(x);
             return;
     }
-}
-
-/// Clears a rectangle of elements of any type: +0 is zero bytes.
-void clear(std::byte* data, kernels::ElementType type, std::size_t first, std::size_t count) noexcept {
-    const std::size_t bytes = kernels::element_bytes(type);
-    std::memset(data + first * bytes, 0, count * bytes);
 }
 
 // Keys to be rotated go in rounds, which bounds the tables of cosines and sines whatever the length of an append.
@@ -207,19 +189,6 @@ void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor
     const kernels::BlockLayout layout = pool->impl().layout();
     const InputRows key_rows = input_rows(keys);
     const InputRows value_rows = input_rows(values);
-    // The lanes from `token` on of the panel that it is in.
-    const auto clear_lanes = [&layout](const Block& block, std::size_t head, std::size_t token) noexcept {
-        const std::size_t lane = token % kernels::kPanelTokens;
-        const std::size_t panel = token / kernels::kPanelTokens * layout.panel_elements();
-        for (std::size_t d = 0; d < layout.head_dim; ++d) {
-            clear(block.keys(head), layout.key_type, panel + d * kernels::kPanelTokens + lane,
-                  kernels::kPanelTokens - lane);
-        }
-        for (std::size_t column = 0; column < layout.columns(); column += kernels::kPanelTokens) {
-            clear(block.values(head), layout.value_type, kernels::value_index(token, column),
-                  (kernels::kPanelTokens - lane) * kernels::kPanelTokens);
-        }
-    };
     // Keys `from` on of a head, rotated in dense rows and packed a panel at a time.
     const auto pack_rotated = [&](std::size_t head, std::int64_t from, std::size_t count, const Block& block,
                                   std::size_t lane, std::size_t worker) noexcept {
@@ -239,10 +208,8 @@ void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor
                                 scratch->sine + place, interleaved});
             }
             const auto stride = static_cast<std::ptrdiff_t>(layout.head_dim);
-            kernels.pack_panels({{dense, kernels::ElementType::f32, stride, 1, rows, layout.head_dim},
-                                 block.keys(head),
-                                 lane + done,
-                                 layout.key_type});
+            write_keys(kernels, layout, {dense, kernels::ElementType::f32, stride, 1, rows, layout.head_dim},
+                       block.keys(head), lane + done);
             done += rows;
         }
     };
@@ -257,18 +224,17 @@ void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor
         const Block& block = layer.blocks[block_index];
         const auto row_head = static_cast<std::int64_t>(head);
         const std::int64_t row = from - layer.length;
+        // Reads go by whole panels: a panel begun here and not filled is cleared first. What no token holds weighs -0,
+        // and must be finite. (What a shortened layer left behind is finite, or marked.)
+        const std::size_t begun = (lane + count) / kernels::kPanelTokens * kernels::kPanelTokens;
+        if (lane <= begun && begun < lane + count) clear_panel(layout, block.keys(head), block.values(head), begun);
         if (scratch != nullptr) {
             pack_rotated(head, from, count, block, lane, worker);
         } else {
-            kernels.pack_panels(
-                {key_rows.rows(row_head, row, tokens, layout.head_dim), block.keys(head), lane, layout.key_type});
+            write_keys(kernels, layout, key_rows.rows(row_head, row, tokens, layout.head_dim), block.keys(head), lane);
         }
-        // Reads go by whole panels: of a panel begun here, the lanes behind the last token are cleared. Their weight
-        // is -0, and they must be finite. (Lanes that a shortened layer left behind are finite, or marked.)
-        const std::size_t begun = (lane + count) / kernels::kPanelTokens * kernels::kPanelTokens;
-        if (lane <= begun && begun < lane + count) clear_lanes(block, head, lane + count);
-        if (kernels.pack_values({value_rows.rows(row_head, row, tokens, layout.value_dim), block.values(head), lane,
-                                 layout.value_type})) {
+        if (write_values(kernels, layout, value_rows.rows(row_head, row, tokens, layout.value_dim), block.values(head),
+                         lane)) {
             block.nonfinite(head) = 1;
         }
     };
@@ -352,19 +318,17 @@ void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTenso
     for (std::int64_t i = 0; i < count; ++i) {
         const Block& block = layer.blocks[static_cast<std::size_t>((first + i) / kBlock)];
         const auto token = static_cast<std::size_t>((first + i) % kBlock);
-        const std::size_t panel =
-            token / kernels::kPanelTokens * layout.panel_elements() + token % kernels::kPanelTokens;
         for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
             const auto kv_head = static_cast<std::size_t>(head);
             const std::int64_t key = head * keys.strides[0] + i * keys.strides[1];
             for (std::size_t d = 0; d < layout.head_dim; ++d) {
                 store_element(keys.data, keys.dtype, key + static_cast<std::int64_t>(d) * keys.strides[2],
-                              load_element(block.keys(kv_head), layout.key_type, panel + d * kernels::kPanelTokens));
+                              read_key(layout, block.keys(kv_head), token, d));
             }
             const std::int64_t value = head * values.strides[0] + i * values.strides[1];
             for (std::size_t d = 0; d < layout.value_dim; ++d) {
                 store_element(values.data, values.dtype, value + static_cast<std::int64_t>(d) * values.strides[2],
-                              load_element(block.values(kv_head), layout.value_type, kernels::value_index(token, d)));
+                              read_value(layout, block.values(kv_head), token, d));
             }
         }
     }

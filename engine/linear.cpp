@@ -52,7 +52,7 @@ ElementType element_type(WeightType type) noexcept {
 }
 
 std::size_t panel_bytes_of(std::size_t inputs, WeightType type) noexcept {
-    if (type == WeightType::int8) return kernels::int8_panel_bytes(inputs);
+    if (type == WeightType::int8) return kernels::code_panel_bytes(kernels::StoredType::int8, inputs);
     return saturating_product(inputs, kPanelTokens * kernels::element_bytes(element_type(type)));
 }
 
@@ -185,10 +185,11 @@ float Linear::weight(std::size_t input, std::size_t output) const noexcept {
     const std::byte* const at = panel(output / kPanelTokens);
     const std::size_t lane = output % kPanelTokens;
     if (type_ == WeightType::int8) {
-        const std::byte* const group = at + input / kernels::kQuantGroup * kernels::kInt8GroupBytes;
-        const std::size_t in_group = input % kernels::kQuantGroup;
+        const std::byte* const group =
+            at + input / kernels::kCodeGroup * kernels::code_group_bytes(kernels::StoredType::int8);
+        const std::size_t in_group = input % kernels::kCodeGroup;
         const auto code = static_cast<std::uint8_t>(
-            group[kernels::kInt8ScaleBytes + in_group / kernels::kQuadInputs * kernels::kInt8QuadBytes +
+            group[kernels::kCodeScaleBytes + in_group / kernels::kQuadInputs * kernels::kCodeLineBytes +
                   lane * kernels::kQuadInputs + in_group % kernels::kQuadInputs]);
         return reinterpret_cast<const float*>(group)[lane] * static_cast<float>(code - 128);
     }
@@ -207,7 +208,7 @@ Linear::Scratch Linear::scratch(const Context::Impl& context, std::int64_t input
                                 WeightType type) noexcept {
     Scratch scratch;
     if (type == WeightType::int8) {
-        scratch.quantised = saturating_product(kernels::int8_row_bytes(size(inputs)), size(rows));
+        scratch.quantised = saturating_product(kernels::code_row_bytes(size(inputs)), size(rows));
     } else if (size(rows) >= kManyRows) {
         scratch.workers = saturating_product(Slices::bytes(type), context.executor->worker_slots());
     }
@@ -328,7 +329,7 @@ void Linear::multiply_int8(const Call& call) const {
     const std::size_t inputs = size(inputs_);
     const std::size_t outputs = size(outputs_);
     const std::size_t panels = ceil_div(outputs, kPanelTokens);
-    const std::size_t row_bytes = kernels::int8_row_bytes(inputs);
+    const std::size_t row_bytes = kernels::code_row_bytes(inputs);
     const kernels::KernelTable& kernels = call.context.kernels;
     auto* quantised =
         reinterpret_cast<std::uint8_t*>(call.workspace.quantised.ensure(saturating_product(row_bytes, call.rows)));
@@ -342,35 +343,35 @@ void Linear::multiply_int8(const Call& call) const {
     const std::size_t row_blocks = ceil_div(call.rows, block);
     const std::size_t run = std::clamp<std::size_t>(panels * row_blocks / (4 * call.context.executor->concurrency()), 1,
                                                     many ? kPanelsPerTask : kStreamPanels);
-    const std::size_t groups = kernels::quant_groups(inputs);
-    const std::size_t slice = many ? kDepthSlice / kernels::kQuantGroup : std::max<std::size_t>(groups, 1);
-    parallel_for(
-        *call.context.executor, row_blocks * ceil_div(panels, run), [&](std::size_t task, std::size_t) noexcept {
-            Tile tile{};
-            tile.first_row = task % row_blocks * block;
-            tile.rows = std::min(block, call.rows - tile.first_row);
-            tile.first_panel = task / row_blocks * run;
-            tile.columns = std::min(outputs - tile.first_panel * kPanelTokens, run * kPanelTokens);
-            const bool accumulate = begin(call, tile);
-            std::size_t group = 0;
-            do {  // once for a depth of 0, which writes the bias or zeros
-                const std::size_t end = std::min(group + slice, groups);
-                kernels.dot_panels_int8({.rows = quantised + tile.first_row * row_bytes,
-                                         .row_stride = row_bytes,
-                                         .row_count = tile.rows,
-                                         .panels = reinterpret_cast<const std::uint8_t*>(panel(tile.first_panel)),
-                                         .panel_stride = panel_bytes(),
-                                         .depth = inputs,
-                                         .group_begin = group,
-                                         .group_end = end,
-                                         .out = call.out(tile.first_row, tile.first_panel),
-                                         .out_stride = size(call.y_stride),
-                                         .columns = tile.columns,
-                                         .accumulate = accumulate || group > 0,
-                                         .canonical = end == groups});
-                group = end;
-            } while (group < groups);
-        });
+    const std::size_t groups = kernels::code_groups(inputs);
+    const std::size_t slice = many ? kDepthSlice / kernels::kCodeGroup : std::max<std::size_t>(groups, 1);
+    parallel_for(*call.context.executor, row_blocks * ceil_div(panels, run),
+                 [&](std::size_t task, std::size_t) noexcept {
+                     Tile tile{};
+                     tile.first_row = task % row_blocks * block;
+                     tile.rows = std::min(block, call.rows - tile.first_row);
+                     tile.first_panel = task / row_blocks * run;
+                     tile.columns = std::min(outputs - tile.first_panel * kPanelTokens, run * kPanelTokens);
+                     const bool accumulate = begin(call, tile);
+                     std::size_t group = 0;
+                     do {  // once for a depth of 0, which writes the bias or zeros
+                         const std::size_t end = std::min(group + slice, groups);
+                         kernels.dot_codes({.rows = quantised + tile.first_row * row_bytes,
+                                            .row_stride = row_bytes,
+                                            .row_count = tile.rows,
+                                            .panels = reinterpret_cast<const std::uint8_t*>(panel(tile.first_panel)),
+                                            .panel_stride = panel_bytes(),
+                                            .depth = inputs,
+                                            .group_begin = group,
+                                            .group_end = end,
+                                            .out = call.out(tile.first_row, tile.first_panel),
+                                            .out_stride = size(call.y_stride),
+                                            .columns = tile.columns,
+                                            .accumulate = accumulate || group > 0,
+                                            .canonical = end == groups});
+                         group = end;
+                     } while (group < groups);
+                 });
 }
 
 }  // namespace headlong

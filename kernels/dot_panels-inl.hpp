@@ -9,6 +9,7 @@ namespace headlong::HEADLONG_ISA {
 
 template <class Elements>
 struct DotTile {
+    using Tiles = FloatTiles;
     const kernels::DotPanels& a;
 
     /// Lane by lane a sum over the depth in ascending order, from +0 or from what `out` holds: the order is the
@@ -45,11 +46,11 @@ struct DotTile {
                                           v % kPanelVectors * kLanes);
                 });
         };
-        if constexpr (kUnrolled<Rows, Panels>) {
-            HEADLONG_UNROLL_4 for (std::size_t k = 0; k < a.depth; ++k) step(k);
-        } else {
-            for (std::size_t k = 0; k < a.depth; ++k) step(k);
-        }
+        constexpr std::size_t kElement = sizeof(typename Elements::Element);
+        const Ahead<kElement> ahead(row == 0 ? a.next : nullptr, (a.columns + 15) / 16 * a.depth * 16 * kElement);
+        const std::size_t line = panel * (a.depth / kStepsAtOnce);
+        for_steps<Tiles, Rows, Panels>(a.depth, step,
+                                       [&](std::size_t i) noexcept { ahead.template ask<Panels>(line + i * Panels); });
 
         if (a.canonical) {
             HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {

@@ -3,13 +3,15 @@
 // shared with the baseline by the linker, and might carry this unit's instructions there.
 #include "kernels/kernel_table.hpp"
 
-#include "kernels/dot_int8-inl.hpp"
+#include "kernels/dot_codes-inl.hpp"
 #include "kernels/dot_panels-inl.hpp"
 #include "kernels/limits-inl.hpp"
 #include "kernels/merge-inl.hpp"
 #include "kernels/pack-inl.hpp"
+#include "kernels/quantise-inl.hpp"
 #include "kernels/rows-inl.hpp"
 #include "kernels/softmax_span-inl.hpp"
+#include "kernels/weighted_codes-inl.hpp"
 #include "kernels/weighted_rows-inl.hpp"
 
 #define HEADLONG_NAME_OF_2(isa) #isa
@@ -44,8 +46,11 @@ constinit const kernels::KernelTable table{
     .swiglu = swiglu,
     .quantise_panels = quantise_panels,
     .quantise_rows = quantise_rows,
-    .dot_panels_int8 = dot_panels_int8,
-    .int8_terms = kInt8Terms,
+    .dot_codes = dot_codes,
+    .quantise_keys = quantise_keys,
+    .quantise_values = quantise_values,
+    .weighted_codes = weighted_codes,
+    .code_terms = kCodeTerms,
     .exp2 = exp2_array,
     .fma_loop = fma_loop,
     .dot_loop = dot_loop,

@@ -32,6 +32,7 @@ struct DotPanels {
     bool accumulate;
     bool canonical;                       ///< write every NaN as 0x7fc00000 (which one a sum keeps depends on the tile)
     ElementType type = ElementType::f32;  ///< of the panels; widened in registers, exactly
+    const void* next = nullptr;           ///< read after these panels: brought near meanwhile, as many bytes; or null
 };
 
 /// The positions of a span that a row sees: [begin, end), in tokens from the span's start; empty if begin >= end.
@@ -93,6 +94,7 @@ struct WeightedRows {
     float* out;                           ///< [row_count][columns], overwritten
     std::size_t out_stride;               ///< floats
     ElementType type = ElementType::f32;  ///< of the values; widened in registers, exactly
+    const void* next = nullptr;           ///< read after the last block: brought near meanwhile; or null
 };
 
 /// Rows of a strided tensor: element (i, j) at data + i * row_stride + j * column_stride, strides in elements.
@@ -235,7 +237,7 @@ struct QuantisePanels {
     std::size_t panel_stride;  ///< floats
     std::size_t panel_count;
     std::size_t depth;
-    std::uint8_t* out;       ///< int8_panel_bytes(depth) each, 64-byte aligned
+    std::uint8_t* out;       ///< code_panel_bytes(StoredType::int8, depth) each, 64-byte aligned
     std::size_t out_stride;  ///< bytes, a multiple of 64
 };
 
@@ -248,28 +250,74 @@ struct QuantiseRows {
     std::size_t row_stride;  ///< floats
     std::size_t row_count;
     std::size_t depth;
-    std::uint8_t* out;       ///< int8_row_bytes(depth) each, 64-byte aligned; what fills the last line is not written
+    std::uint8_t* out;       ///< code_row_bytes(depth) each, 64-byte aligned; what fills the last line is not written
     std::size_t out_stride;  ///< bytes, a multiple of 64
 };
 
 /// out[r][c] = sum over the groups of (float(sum over the group of C[r] * q[c]) * scale[c]) * factor[r], for c <
-/// columns: a multiplication, which weights from 2^100 on may overflow, then a fused multiply-add onto the groups
+/// columns: a multiplication, which scales from 2^100 on may overflow, then a fused multiply-add onto the groups
 /// before. The inner sum is an integer, the same one on every set. A NaN scale or factor makes the sum NaN, whatever it
 /// meets. With `accumulate` the sums start from out's contents, otherwise from +0.
-struct DotPanelsInt8 {
-    const std::uint8_t* rows;  ///< int8 rows of this set's quantise_rows
+struct DotCodes {
+    const std::uint8_t* rows;  ///< code rows of this set's quantise_rows
     std::size_t row_stride;    ///< bytes
     std::size_t row_count;
-    const std::uint8_t* panels;  ///< ceil(columns / 16) int8 panels
-    std::size_t panel_stride;    ///< bytes; int8_panel_bytes(depth) lets one row read on from panel to panel
+    const std::uint8_t* panels;  ///< ceil(columns / 16) key panels of `type`
+    std::size_t panel_stride;    ///< bytes; code_panel_bytes() lets one row read on from panel to panel
     std::size_t depth;
-    std::size_t group_begin;  ///< the groups that are summed: 0 and quant_groups(depth), or a part with `accumulate`
+    std::size_t group_begin;  ///< the groups that are summed: 0 and code_groups(depth), or a part with `accumulate`
     std::size_t group_end;
     float* out;              ///< [row_count][columns]; columns past `columns` are not written
     std::size_t out_stride;  ///< floats
     std::size_t columns;
     bool accumulate;
-    bool canonical;  ///< write every NaN as 0x7fc00000
+    bool canonical;                      ///< write every NaN as 0x7fc00000
+    StoredType type = StoredType::int8;  ///< or int4
+    const void* next = nullptr;          ///< read after these panels: brought near meanwhile, as many bytes; null: the
+                                         ///< panels are one stream, of which what comes next is brought near
+};
+
+/// Strided rows to tokens first_lane, first_lane + 1, ... of consecutive key panels of codes, a scale per token and
+/// group, as in QuantisePanels; of int4 with 7 in the place of 127. The same bytes on every set.
+struct QuantiseKeys {
+    Rows source;
+    std::uint8_t* panels;
+    std::size_t first_lane;  ///< token of `panels` that row 0 becomes
+    StoredType type;
+};
+
+/// Strided rows to tokens first_token, first_token + 1, ... of a value block of codes, padding columns of the last
+/// panel as 0. Returns whether a scale is NaN.
+struct QuantiseValues {
+    Rows source;
+    std::uint8_t* values;
+    std::size_t first_token;  ///< first_token + rows <= 64
+    StoredType type;
+};
+
+/// out[r][c] = factor[r] * sum over t in [first, last) of P[r][t] * q(t)[c], for c < columns. For every group of 128
+/// columns, p = weights[r][t] * scale(t), 0 where the weight is -0.0f, and with m the largest p of the row,
+/// P = floor(p * (32767 / m) + u[t mod 16]), u[i] = (i with its four bits reversed + 0.5) / 16, and factor = m / 32767:
+/// rounding to nearest would drop the many small weights beside a large one together. The sum is an integer, the same
+/// one on every set. Factor and codes are 0 if m is below 2^-110. A NaN weight of the row makes all of it NaN, a NaN
+/// scale under a weight that is not -0.0f its group's columns.
+struct WeightedCodes {
+    const float* weights;       ///< [row_count][512]
+    std::size_t weight_stride;  ///< floats
+    std::size_t row_count;
+    const float* sums;                ///< [row_count]: NaN if a weight is
+    const void* const* value_blocks;  ///< [8]: the values of each block of the span; those that [first, last) does not
+                                      ///< touch may be null
+    std::uint32_t nonfinite_blocks;   ///< bit b: a scale of block b may be NaN
+    std::size_t first;                ///< multiple of 16
+    std::size_t last;                 ///< multiple of 16
+    std::size_t columns;              ///< a multiple of 16
+    float* out;                       ///< [row_count][columns], overwritten
+    std::size_t out_stride;           ///< floats
+    StoredType type;                  ///< int8 or int4
+    std::int16_t* codes;              ///< scratch: [row_count][code_stride]
+    std::size_t code_stride;          ///< at least 512, a multiple of 16
+    const void* next = nullptr;       ///< read after the last block: brought near meanwhile; or null
 };
 
 /// Reads memory, and returns the sum of all floats that it read: what bandwidth is measured with.
@@ -300,9 +348,12 @@ struct KernelTable {
     void (*swiglu)(const SwiGlu&) noexcept;
     void (*quantise_panels)(const QuantisePanels&) noexcept;
     void (*quantise_rows)(const QuantiseRows&) noexcept;
-    void (*dot_panels_int8)(const DotPanelsInt8&) noexcept;
-    /// An int8 row's quad is A[4], B[4], not C[4].
-    bool int8_terms;
+    void (*dot_codes)(const DotCodes&) noexcept;
+    void (*quantise_keys)(const QuantiseKeys&) noexcept;
+    bool (*quantise_values)(const QuantiseValues&) noexcept;
+    void (*weighted_codes)(const WeightedCodes&) noexcept;
+    /// A code row's quad is A[4], B[4], not C[4].
+    bool code_terms;
     void (*exp2)(const float* x, float* y, std::size_t count) noexcept;  ///< the exponential of softmax_span
 
     // What instruments measure the machine's limits with (limits-inl.hpp).

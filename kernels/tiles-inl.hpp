@@ -5,51 +5,117 @@
 
 namespace headlong::HEADLONG_ISA {
 
+/// The register tiles of kernels on floats, and of weights x values of codes: rows of a full tile, accumulators in all.
+struct FloatTiles {
+    static constexpr std::size_t kRows = kTileRows;
+    static constexpr std::size_t kVectors = kTileVectors;
+};
+struct PairTiles {
+    static constexpr std::size_t kRows = kPairTileRows;
+    static constexpr std::size_t kVectors = kPairTileVectors;
+};
+
 /// Columns of a tile of `rows` rows, in panels of 16: as many as the accumulators allow, at most the 4 of a block.
 /// Few rows take more panels, so that enough independent sums are under way to hide the latency of the FMA.
+template <class Tiles>
 constexpr std::size_t tile_panels(std::size_t rows) noexcept {
-    const std::size_t panels = kTileVectors / (rows * kPanelVectors);
+    const std::size_t panels = Tiles::kVectors / (rows * kPanelVectors);
     return panels < 1 ? 1 : panels > 4 ? 4 : panels;
 }
 
 /// What is left over by tiles of 3 rows joins the last of them where the registers hold both: a tile of 4 rows reads
 /// its columns once, one of 3 and one of 1 twice. Of larger tiles less is left over, and every size more is compile
 /// time.
+template <class Tiles>
 inline constexpr std::size_t kMostTileRows =
-    kTileRows > 3 || kTileVectors / kPanelVectors < 2 * kTileRows - 1 ? kTileRows : 2 * kTileRows - 1;
+    Tiles::kRows > 3 || Tiles::kVectors / kPanelVectors < 2 * Tiles::kRows - 1 ? Tiles::kRows : 2 * Tiles::kRows - 1;
 
 /// Whether a tile's loop is unrolled: full tiles, and those of the few rows of a decode step.
-template <std::size_t Rows, std::size_t Panels>
-inline constexpr bool kUnrolled = (Rows == kTileRows && Panels == tile_panels(kTileRows)) ||
-                                  (Rows <= 4 && Panels == tile_panels(Rows));
+template <class Tiles, std::size_t Rows, std::size_t Panels>
+inline constexpr bool kUnrolled = (Rows == Tiles::kRows && Panels == tile_panels<Tiles>(Tiles::kRows)) ||
+                                  (Rows <= 4 && Panels == tile_panels<Tiles>(Rows));
 
-/// One step of a tile's sums: sums[r][v] += row(r) * column(v). The longer of the two sides is loaded one register at
+// Steps between two looks at what is asked for ahead; unrolled.
+inline constexpr std::size_t kStepsAtOnce = 4;
+
+/// Memory that will be read soon: a tile that streams asks for as much as it reads, about a block of keys or values
+/// ahead, and puts it in L2. It asks in `Ways` parts of the region side by side: one page after the other came at 9
+/// GB/s, four pages at a time at 11 of 14.
+template <std::size_t Ways>
+struct Ahead {
+    /// `from` is the region, of `bytes`; null: nothing is asked for.
+    HEADLONG_INLINE Ahead(const void* from, std::size_t bytes) noexcept
+        : at(reinterpret_cast<std::uintptr_t>(from)), way(bytes / Ways) {}
+
+    /// Asks for `Lines` lines of every part. An address past the end is never read, only asked for.
+    template <std::size_t Lines>
+    HEADLONG_INLINE void ask(std::size_t line) const noexcept {
+        if (at == 0) return;
+        HEADLONG_UNROLL for (std::size_t i = 0; i < Ways; ++i) {
+            HEADLONG_UNROLL for (std::size_t n = 0; n < Lines; ++n) {
+                __builtin_prefetch(reinterpret_cast<const void*>(at + i * way + (line + n) * 64), 0, 2);
+            }
+        }
+    }
+
+    /// Asks for one line of one part.
+    HEADLONG_INLINE void ask_of(std::size_t part, std::size_t line) const noexcept {
+        __builtin_prefetch(reinterpret_cast<const void*>(at + part * way + line * 64), 0, 2);
+    }
+
+    std::uintptr_t at;
+    std::size_t way;
+};
+
+/// Calls step(k) for k < count, and ask(k / kStepsAtOnce) before every kStepsAtOnce of them.
+template <class Tiles, std::size_t Rows, std::size_t Panels, class Step, class Ask>
+HEADLONG_INLINE void for_steps(std::size_t count, const Step& step, const Ask& ask) noexcept {
+    std::size_t k = 0;
+    for (; k + kStepsAtOnce <= count; k += kStepsAtOnce) {
+        ask(k / kStepsAtOnce);
+        if constexpr (kUnrolled<Tiles, Rows, Panels>) {
+            HEADLONG_UNROLL for (std::size_t i = 0; i < kStepsAtOnce; ++i) step(k + i);
+        } else {
+            HEADLONG_KEEP_LOOP for (std::size_t i = 0; i < kStepsAtOnce; ++i) step(k + i);
+        }
+    }
+    for (; k < count; ++k) step(k);
+}
+
+/// One step of a tile's sums: add(row(r), column(v), sums[r][v]). The longer of the two sides is loaded one register at
 /// a time, so that a tile needs Rows * Vectors + min(Rows, Vectors) + 1 registers.
-template <std::size_t Rows, std::size_t Vectors, class Row, class Column>
-HEADLONG_INLINE void multiply_add(F32 (&sums)[Rows][Vectors], const Row& row, const Column& column) noexcept {
+template <std::size_t Rows, std::size_t Vectors, class Sum, class Row, class Column, class Add>
+HEADLONG_INLINE void multiply_add(Sum (&sums)[Rows][Vectors], const Row& row, const Column& column,
+                                  const Add& add) noexcept {
     if constexpr (Rows < Vectors) {
-        F32 x[Rows];
+        decltype(row(0)) x[Rows];
         HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) x[r] = row(r);
         HEADLONG_UNROLL for (std::size_t v = 0; v < Vectors; ++v) {
-            const F32 y = column(v);
-            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) sums[r][v] = fma(x[r], y, sums[r][v]);
+            const auto y = column(v);
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) add(x[r], y, sums[r][v]);
         }
     } else {
-        F32 y[Vectors];
+        decltype(column(0)) y[Vectors];
         HEADLONG_UNROLL for (std::size_t v = 0; v < Vectors; ++v) y[v] = column(v);
         HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-            const F32 x = row(r);
-            HEADLONG_UNROLL for (std::size_t v = 0; v < Vectors; ++v) sums[r][v] = fma(x, y[v], sums[r][v]);
+            const auto x = row(r);
+            HEADLONG_UNROLL for (std::size_t v = 0; v < Vectors; ++v) add(x, y[v], sums[r][v]);
         }
     }
 }
-
-/// Rows of a tile of `panels` panels where fewer than a full tile's are left: a multiple of kTileRows, up to two.
-constexpr std::size_t tall_tile_rows(std::size_t panels) noexcept {
-    return kTileVectors / (panels * kPanelVectors) < 2 * kTileRows ? kTileRows : 2 * kTileRows;
+/// The same with sums[r][v] += row(r) * column(v) in floats.
+template <std::size_t Rows, std::size_t Vectors, class Row, class Column>
+HEADLONG_INLINE void multiply_add(F32 (&sums)[Rows][Vectors], const Row& row, const Column& column) noexcept {
+    multiply_add(sums, row, column, [](F32 x, F32 y, F32& sum) noexcept { sum = fma(x, y, sum); });
 }
 
-template <std::size_t Rows, std::size_t Panels, class Body>
+/// Rows of a tile of `panels` panels where fewer than a full tile's are left: a multiple of a full tile's, up to two.
+template <class Tiles>
+constexpr std::size_t tall_tile_rows(std::size_t panels) noexcept {
+    return Tiles::kVectors / (panels * kPanelVectors) < 2 * Tiles::kRows ? Tiles::kRows : 2 * Tiles::kRows;
+}
+
+template <std::size_t Rows, std::size_t Panels, class Body, class Tiles = typename Body::Tiles>
 HEADLONG_INLINE void for_panels(std::size_t row, std::size_t panel, std::size_t panel_count,
                                 const Body& body) noexcept {
     for (; panel + Panels <= panel_count; panel += Panels) body.template operator()<Rows, Panels>(row, panel);
@@ -58,25 +124,25 @@ HEADLONG_INLINE void for_panels(std::size_t row, std::size_t panel, std::size_t 
     }
 }
 
-template <std::size_t Rows, class Body>
+template <std::size_t Rows, class Body, class Tiles = typename Body::Tiles>
 HEADLONG_INLINE void for_rest_rows(std::size_t row, std::size_t rows, std::size_t panel_count,
                                    const Body& body) noexcept {
     if (rows == Rows) {
-        for_panels<Rows, tile_panels(Rows)>(row, 0, panel_count, body);
+        for_panels<Rows, tile_panels<Tiles>(Rows)>(row, 0, panel_count, body);
     } else if constexpr (Rows > 1) {
         for_rest_rows<Rows - 1>(row, rows, panel_count, body);
     }
 }
 
-/// The last panels, fewer than a full tile has; row_count is a multiple of kTileRows.
-template <std::size_t Panels, class Body>
+/// The last panels, fewer than a full tile has; row_count is a multiple of a full tile's rows.
+template <std::size_t Panels, class Body, class Tiles = typename Body::Tiles>
 HEADLONG_INLINE void for_rest_panels(std::size_t row_count, std::size_t panel, std::size_t panels,
                                      const Body& body) noexcept {
     if (panels == Panels) {
-        constexpr std::size_t kRows = tall_tile_rows(Panels);
+        constexpr std::size_t kRows = tall_tile_rows<Tiles>(Panels);
         std::size_t row = 0;
         for (; row + kRows <= row_count; row += kRows) body.template operator()<kRows, Panels>(row, panel);
-        if (row < row_count) body.template operator()<kTileRows, Panels>(row, panel);
+        if (row < row_count) body.template operator()<Tiles::kRows, Panels>(row, panel);
     } else if constexpr (Panels > 1) {
         for_rest_panels<Panels - 1>(row_count, panel, panels, body);
     }
@@ -84,24 +150,24 @@ HEADLONG_INLINE void for_rest_panels(std::size_t row_count, std::size_t panel, s
 
 /// Calls body.operator()<rows, panels>(row, panel) for tiles that cover [0, row_count) x [0, panel_count): column
 /// by column of tiles, so that a column's panels stay in L1 while the rows pass.
-template <class Body>
+template <class Body, class Tiles = typename Body::Tiles>
 HEADLONG_INLINE void for_tiles(std::size_t row_count, std::size_t panel_count, const Body& body) noexcept {
-    constexpr std::size_t kPanels = tile_panels(kTileRows);
-    std::size_t rest = row_count % kTileRows;
-    if (rest != 0 && rest < row_count && rest + kTileRows <= kMostTileRows) rest += kTileRows;
+    constexpr std::size_t kPanels = tile_panels<Tiles>(Tiles::kRows);
+    std::size_t rest = row_count % Tiles::kRows;
+    if (rest != 0 && rest < row_count && rest + Tiles::kRows <= kMostTileRows<Tiles>) rest += Tiles::kRows;
     const std::size_t full_rows = row_count - rest;
     if (full_rows > 0) {
         std::size_t panel = 0;
         for (; panel + kPanels <= panel_count; panel += kPanels) {
-            for (std::size_t row = 0; row < full_rows; row += kTileRows) {
-                body.template operator()<kTileRows, kPanels>(row, panel);
+            for (std::size_t row = 0; row < full_rows; row += Tiles::kRows) {
+                body.template operator()<Tiles::kRows, kPanels>(row, panel);
             }
         }
         if constexpr (kPanels > 1) {
             if (panel < panel_count) for_rest_panels<kPanels - 1>(full_rows, panel, panel_count - panel, body);
         }
     }
-    if (rest > 0) for_rest_rows<kMostTileRows>(full_rows, rest, panel_count, body);
+    if (rest > 0) for_rest_rows<kMostTileRows<Tiles>>(full_rows, rest, panel_count, body);
 }
 
 }  // namespace headlong::HEADLONG_ISA

@@ -14,6 +14,7 @@ inline constexpr std::size_t kManyRows = 12;
 /// The tokens [first, last), added to what `out` holds: sums may go through memory, which changes no bit.
 template <class Elements>
 struct WeightedTile {
+    using Tiles = FloatTiles;
     const kernels::WeightedRows& a;
     std::size_t first;
     std::size_t last;
@@ -27,6 +28,11 @@ struct WeightedTile {
     HEADLONG_INLINE std::size_t block_end(std::size_t token) const noexcept {
         const std::size_t end = (token / kernels::kBlockTokens + 1) * kernels::kBlockTokens;
         return end < last ? end : last;
+    }
+    /// What is read after the block of a token.
+    HEADLONG_INLINE const void* after(std::size_t token) const noexcept {
+        const std::size_t end = (token / kernels::kBlockTokens + 1) * kernels::kBlockTokens;
+        return end < a.last ? a.value_blocks[end / kernels::kBlockTokens] : a.next;
     }
     /// Nothing has been added yet: start from +0.
     HEADLONG_INLINE bool fresh() const noexcept { return first == a.first; }
@@ -55,11 +61,12 @@ struct WeightedTile {
                                               v % kPanelVectors * kLanes);
                     });
             };
-            if constexpr (kUnrolled<Rows, Panels>) {
-                HEADLONG_UNROLL_4 for (std::size_t t = 0; t < count; ++t) step(t);
-            } else {
-                for (std::size_t t = 0; t < count; ++t) step(t);
-            }
+            constexpr std::size_t kElement = sizeof(typename Elements::Element);
+            const Ahead<kElement> ahead(row == 0 ? after(token) : nullptr,
+                                        kernels::kBlockTokens * a.columns * kElement);
+            const std::size_t line = panel * (kernels::kBlockTokens / kStepsAtOnce);
+            for_steps<Tiles, Rows, Panels>(
+                count, step, [&](std::size_t i) noexcept { ahead.template ask<Panels>(line + i * Panels); });
         }
         HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
             HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) {

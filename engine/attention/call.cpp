@@ -349,8 +349,8 @@ CallShape check_cached_queries(std::span<const CachedQuery> queries, const Atten
 
 void set_blocks(const KvCache& cache, std::size_t layer, Sequence& sequence) {
     sequence.blocks = cache.impl().layer(layer).blocks.data();
-    sequence.key_type = element_type(cache.shape().key_type);
-    sequence.value_type = element_type(cache.shape().value_type);
+    sequence.key_type = stored_type(cache.shape().key_type);
+    sequence.value_type = stored_type(cache.shape().value_type);
 }
 
 void set_cached(const CachedQuery& query, const AttentionOptions& options, std::size_t index, Sequence& sequence) {

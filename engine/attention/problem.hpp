@@ -43,8 +43,8 @@ struct Sequence {
     std::int64_t kv_len = 0;        ///< live keys
     std::int64_t kv_end = 0;        ///< of them, those from here on are allowed to no query
     const Block* blocks = nullptr;  ///< of a cache's layer, of these types, or ...
-    kernels::ElementType key_type = kernels::ElementType::f32;
-    kernels::ElementType value_type = kernels::ElementType::f32;
+    kernels::StoredType key_type = kernels::StoredType::f32;
+    kernels::StoredType value_type = kernels::StoredType::f32;
     std::span<const Page> pages;  ///< ... plain memory
     MaskRows mask;
 

@@ -8,6 +8,7 @@ namespace headlong {
 
 using kernels::kPanelTokens;
 using kernels::kSpanBlocks;
+using kernels::StoredType;
 
 namespace {
 
@@ -25,6 +26,8 @@ constexpr std::int64_t kRowsAhead = 8;
 void ask_to_write(const std::byte* row, std::size_t bytes) noexcept {
     for (std::size_t i = 0; i < bytes; i += kernels::kAlignment) __builtin_prefetch(row + i, 1);
 }
+
+constexpr bool is_half(StoredType type) noexcept { return type == StoredType::f16 || type == StoredType::bf16; }
 
 }  // namespace
 
@@ -55,13 +58,18 @@ Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
       longest(0),
       block_positions(1),
       packs(false),
+      key_codes(false),
+      value_codes(false),
       masked(false) {
     bool halves = false;
     for (const Sequence& sequence : p.sequences) {
         longest = std::max(longest, sequence.q_len);
         packs = packs || sequence.blocks == nullptr;
-        halves = halves || sequence.key_type != kernels::ElementType::f32 ||
-                 sequence.value_type != kernels::ElementType::f32;
+        if (sequence.blocks != nullptr) {
+            halves = halves || is_half(sequence.key_type) || is_half(sequence.value_type);
+            key_codes = key_codes || kernels::has_codes(sequence.key_type);
+            value_codes = value_codes || kernels::has_codes(sequence.value_type);
+        }
         masked = masked || sequence.mask.base != nullptr;
     }
     if (longest == 0 || heads_per_kv_head == 0) return;
@@ -92,6 +100,8 @@ Scratch::Scratch(const Plan& plan, Carver& carver) noexcept {
     bias = carver.take<float>(plan.masked ? size(kRowTile) * kScoreStride : 0);
     bias_rows = carver.take<const float*>(size(kRowTile));
     packed = carver.take<float>(plan.packs ? kSpanBlocks * plan.layout.bytes() / sizeof(float) : 0);
+    query_codes = carver.take<std::uint8_t>(plan.key_codes ? rows * kernels::code_row_bytes(plan.layout.head_dim) : 0);
+    weight_codes = carver.take<std::int16_t>(plan.value_codes ? size(kRowTile) * kScoreStride : 0);
 }
 
 void RowBlock::load_query() const noexcept {
@@ -103,7 +113,16 @@ void RowBlock::load_query() const noexcept {
             {sequence_.query.rows(kv_head_ * plan_.heads_per_kv_head + g, first_row_, positions_, depth),
              rotates ? 1.0F : problem.factor, scratch_.query + size(g) * depth, size(plan_.heads_per_kv_head) * depth});
     }
-    if (!rotates) return;
+    if (rotates) rotate_query();
+    if (sequence_.blocks != nullptr && kernels::has_codes(sequence_.key_type)) {
+        plan_.kernels.quantise_rows(
+            {scratch_.query, depth, rows(), depth, scratch_.query_codes, kernels::code_row_bytes(depth)});
+    }
+}
+
+void RowBlock::rotate_query() const noexcept {
+    const AttentionProblem& problem = plan_.problem;
+    const std::size_t depth = plan_.layout.head_dim;
     // Rotated as rows of their own would be, and only then scaled: the same bits either way.
     for (std::int64_t i = 0; i < positions_; ++i) {
         const std::int64_t angles = (first_row_ + i) * problem.rotary_half;
@@ -167,44 +186,52 @@ RowBlock::SpanBlocks RowBlock::cached_blocks(std::int64_t span, Range keys) cons
         blocks.values[b] = block.values(size(kv_head_));
         if (block.nonfinite(size(kv_head_)) != 0) blocks.nonfinite |= 1U << static_cast<unsigned>(b);
     }
+    blocks.streams = true;
+    if (span + 1 < spans().end) {
+        blocks.next = sequence_.blocks[(span + 1) * static_cast<std::int64_t>(kSpanBlocks)].keys(size(kv_head_));
+    }
     return blocks;
 }
 
 void RowBlock::widen(SpanBlocks& blocks, Range keys) const noexcept {
-    const bool keys_too = blocks.key_type != kernels::ElementType::f32;
-    const bool values_too = blocks.value_type != kernels::ElementType::f32;
+    const bool keys_too = is_half(blocks.key_type);
+    const bool values_too = is_half(blocks.value_type);
     if (!keys_too && !values_too) return;
-    const std::size_t panel = plan_.layout.panel_elements();
+    const std::size_t panel = plan_.layout.head_dim * kPanelTokens;
+    const std::size_t half = sizeof(std::uint16_t);
     for (std::int64_t b = keys.begin / kBlock; b * kBlock < keys.end; ++b) {
         float* block = packed_block(b);
         // the panels that hold visible tokens: others may hold anything
         const std::int64_t from = std::max(keys.begin - b * kBlock, std::int64_t{0}) / kPanel;
         const std::int64_t to = ceil_div(std::min(keys.end - b * kBlock, kBlock), kPanel);
         if (keys_too) {
-            plan_.kernels.widen({blocks.keys[b] + size(from) * panel * kernels::element_bytes(blocks.key_type),
-                                 blocks.key_type, block + size(from) * panel, size(to - from) * panel});
+            plan_.kernels.widen({blocks.keys[b] + size(from) * panel * half, kernels::element_type(blocks.key_type),
+                                 block + size(from) * panel, size(to - from) * panel});
             blocks.keys[b] = reinterpret_cast<const std::byte*>(block);
         }
         if (values_too) {
-            float* values = block + plan_.layout.key_elements();
+            float* values = packed_values(block);
             const auto* stored = static_cast<const std::byte*>(blocks.values[b]);
             for (std::size_t column = 0; column < plan_.layout.columns(); column += kPanelTokens) {
                 const std::size_t first = kernels::value_index(size(from * kPanel), column);
-                plan_.kernels.widen({stored + first * kernels::element_bytes(blocks.value_type), blocks.value_type,
-                                     values + first, size((to - from) * kPanel) * kPanelTokens});
+                plan_.kernels.widen({stored + first * half, kernels::element_type(blocks.value_type), values + first,
+                                     size((to - from) * kPanel) * kPanelTokens});
             }
             blocks.values[b] = values;
         }
     }
-    blocks.key_type = blocks.value_type = kernels::ElementType::f32;
+    if (keys_too) blocks.key_type = StoredType::f32;
+    if (values_too) blocks.value_type = StoredType::f32;
+    blocks.streams = false;
+    blocks.next = nullptr;
 }
 
 RowBlock::SpanBlocks RowBlock::packed_blocks(std::int64_t span_begin, Range keys) const noexcept {
     SpanBlocks blocks;
-    const std::size_t panel = plan_.layout.panel_elements();
+    const std::size_t panel = plan_.layout.head_dim * kPanelTokens;
     for (std::int64_t b = keys.begin / kBlock; b * kBlock < keys.end; ++b) {
         float* block = packed_block(b);
-        float* values = block + plan_.layout.key_elements();
+        float* values = packed_values(block);
         // whole panels from the first visible one on; of the last one the tail is cleared like a cache's dead lanes
         const std::int64_t from = std::max(keys.begin - b * kBlock, std::int64_t{0}) / kPanel * kPanel;
         const std::int64_t to = std::min(keys.end - b * kBlock, kBlock);
@@ -233,8 +260,8 @@ bool RowBlock::pack(std::int64_t position, std::int64_t count, float* block, std
         if (part == 0) continue;
         const std::int64_t row = position - page->begin;
         plan_.kernels.pack_panels({page->key.rows(kv_head_, row, part, plan_.layout.head_dim), block, token});
-        nonfinite |= plan_.kernels.pack_values({page->value.rows(kv_head_, row, part, plan_.layout.value_dim),
-                                                block + plan_.layout.key_elements(), token});
+        nonfinite |= plan_.kernels.pack_values(
+            {page->value.rows(kv_head_, row, part, plan_.layout.value_dim), packed_values(block), token});
         position += part;
         count -= part;
         token += size(part);
@@ -326,22 +353,92 @@ kernels::ScoreRules RowBlock::rules(const Tile& tile) const noexcept {
 
 void RowBlock::dot(const SpanBlocks& blocks, const Tile& tile) const noexcept {
     const std::size_t depth = plan_.layout.head_dim;
+    const std::size_t panel_bytes = kernels::key_panel_bytes(blocks.key_type, depth);
     for (std::int64_t b = tile.first / kBlock; b * kBlock < tile.last; ++b) {
         const std::int64_t from = std::max(tile.first - b * kBlock, std::int64_t{0});
         const std::int64_t to = std::min(tile.last - b * kBlock, kBlock);
-        plan_.kernels.dot_panels({.rows = scratch_.query + size(tile.row) * depth,
-                                  .row_stride = depth,
-                                  .row_count = size(tile.count),
-                                  .panels = blocks.keys[b] + size(from / kPanel) * plan_.layout.panel_elements() *
-                                                                 kernels::element_bytes(blocks.key_type),
-                                  .panel_stride = plan_.layout.panel_elements(),
-                                  .depth = depth,
-                                  .out = scratch_.scores + b * kBlock + from,
-                                  .out_stride = kScoreStride,
-                                  .columns = size(to - from),
-                                  .accumulate = false,
-                                  .canonical = false,
-                                  .type = blocks.key_type});
+        const std::byte* panels = blocks.keys[b] + size(from / kPanel) * panel_bytes;
+        float* const scores = scratch_.scores + b * kBlock + from;
+        const void* next = nullptr;
+        if (blocks.streams) {
+            next = (b + 1) * kBlock < tile.last ? blocks.keys[b + 1] : blocks.values[tile.first / kBlock];
+            if (tile.row == 0) ask_for_scales(blocks, b);
+        }
+        if (kernels::has_codes(blocks.key_type)) {
+            const std::size_t row_bytes = kernels::code_row_bytes(depth);
+            plan_.kernels.dot_codes({.rows = scratch_.query_codes + size(tile.row) * row_bytes,
+                                     .row_stride = row_bytes,
+                                     .row_count = size(tile.count),
+                                     .panels = reinterpret_cast<const std::uint8_t*>(panels),
+                                     .panel_stride = panel_bytes,
+                                     .depth = depth,
+                                     .group_begin = 0,
+                                     .group_end = kernels::code_groups(depth),
+                                     .out = scores,
+                                     .out_stride = kScoreStride,
+                                     .columns = size(to - from),
+                                     .accumulate = false,
+                                     .canonical = false,
+                                     .type = blocks.key_type,
+                                     .next = next});
+        } else {
+            const kernels::ElementType type = kernels::element_type(blocks.key_type);
+            plan_.kernels.dot_panels({.rows = scratch_.query + size(tile.row) * depth,
+                                      .row_stride = depth,
+                                      .row_count = size(tile.count),
+                                      .panels = panels,
+                                      .panel_stride = panel_bytes / kernels::element_bytes(type),
+                                      .depth = depth,
+                                      .out = scores,
+                                      .out_stride = kScoreStride,
+                                      .columns = size(to - from),
+                                      .accumulate = false,
+                                      .canonical = false,
+                                      .type = type,
+                                      .next = next});
+        }
+    }
+}
+
+void RowBlock::ask_for_scales(const SpanBlocks& blocks, std::int64_t b) const noexcept {
+    if (!kernels::has_codes(blocks.value_type)) return;
+    for (std::size_t group = 0; group < plan_.layout.columns(); group += kernels::kValueGroup) {
+        const auto* scales =
+            static_cast<const std::byte*>(blocks.values[b]) + kernels::value_block_bytes(blocks.value_type, group);
+        for (std::size_t i = 0; i < kernels::kValueScaleBytes; i += kernels::kAlignment) __builtin_prefetch(scales + i);
+    }
+}
+
+void RowBlock::weigh(const SpanBlocks& blocks, const Tile& tile, const kernels::States& out) const noexcept {
+    if (kernels::has_codes(blocks.value_type)) {
+        plan_.kernels.weighted_codes({.weights = scratch_.scores,
+                                      .weight_stride = kScoreStride,
+                                      .row_count = size(tile.count),
+                                      .sums = out.sum,
+                                      .value_blocks = blocks.values,
+                                      .nonfinite_blocks = blocks.nonfinite,
+                                      .first = size(tile.first),
+                                      .last = size(tile.last),
+                                      .columns = plan_.layout.columns(),
+                                      .out = out.output,
+                                      .out_stride = out.stride,
+                                      .type = blocks.value_type,
+                                      .codes = scratch_.weight_codes,
+                                      .code_stride = kScoreStride,
+                                      .next = blocks.next});
+    } else {
+        plan_.kernels.weighted_rows({.weights = scratch_.scores,
+                                     .weight_stride = kScoreStride,
+                                     .row_count = size(tile.count),
+                                     .value_blocks = blocks.values,
+                                     .nonfinite_blocks = blocks.nonfinite,
+                                     .first = size(tile.first),
+                                     .last = size(tile.last),
+                                     .columns = plan_.layout.columns(),
+                                     .out = out.output,
+                                     .out_stride = out.stride,
+                                     .type = kernels::element_type(blocks.value_type),
+                                     .next = blocks.next});
     }
 }
 
@@ -349,17 +446,7 @@ void RowBlock::span_state(const SpanBlocks& blocks, const Tile& tile, const kern
     dot(blocks, tile);
     plan_.kernels.softmax_span({scratch_.scores, kScoreStride, size(tile.count), scratch_.ranges, size(tile.first),
                                 size(tile.last), out.max, out.sum, rules(tile)});
-    plan_.kernels.weighted_rows({.weights = scratch_.scores,
-                                 .weight_stride = kScoreStride,
-                                 .row_count = size(tile.count),
-                                 .value_blocks = blocks.values,
-                                 .nonfinite_blocks = blocks.nonfinite,
-                                 .first = size(tile.first),
-                                 .last = size(tile.last),
-                                 .columns = plan_.layout.columns(),
-                                 .out = out.output,
-                                 .out_stride = out.stride,
-                                 .type = blocks.value_type});
+    weigh(blocks, tile, out);
 }
 
 void RowBlock::begin_group() const noexcept {

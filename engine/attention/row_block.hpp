@@ -49,6 +49,8 @@ struct Plan {
     std::int64_t longest;          ///< q_len
     std::int64_t block_positions;  ///< positions of a row block
     bool packs;                    ///< some sequence is of plain memory, or widened
+    bool key_codes;                ///< some sequence has keys of codes, ...
+    bool value_codes;              ///< ... or values
     bool masked;                   ///< some sequence has a mask
 
     Plan(const Context::Impl& context, const AttentionProblem& problem) noexcept;
@@ -77,6 +79,8 @@ struct Scratch {
     float* bias;                  ///< [row tile][score stride], with a mask
     const float** bias_rows;      ///< [row tile]
     float* packed;                ///< 8 blocks of floats: plain keys and values, or widened ones
+    std::uint8_t* query_codes;    ///< [block rows][code_row_bytes], with keys of codes
+    std::int16_t* weight_codes;   ///< [row tile][score stride], with values of codes
 
     Scratch(const Plan& plan, Carver& carver) noexcept;
 
@@ -107,7 +111,8 @@ class RowBlock {
     /// The spans that some row may see, by causality, window and length.
     Range spans() const noexcept;
 
-    /// Row r is head r mod group at position r / group, so that neighbours see nearly the same keys.
+    /// Row r is head r mod group at position r / group, so that neighbours see nearly the same keys. Rows that meet
+    /// keys of codes become codes too.
     void load_query() const noexcept;
 
     /// What walks a group of spans, in this order: from nothing, span by span into the scratch's group, and what no
@@ -128,9 +133,11 @@ class RowBlock {
     struct SpanBlocks {
         const std::byte* keys[kernels::kSpanBlocks] = {};
         const void* values[kernels::kSpanBlocks] = {};
-        kernels::ElementType key_type = kernels::ElementType::f32;
-        kernels::ElementType value_type = kernels::ElementType::f32;
+        kernels::StoredType key_type = kernels::StoredType::f32;
+        kernels::StoredType value_type = kernels::StoredType::f32;
         std::uint32_t nonfinite = 0;
+        bool streams = false;             ///< they lie in a cache, and are read in place
+        const std::byte* next = nullptr;  ///< keys of the span that is walked next, in a cache
         bool ready = false;
     };
     /// A row tile, and the panels of a span that it sees.
@@ -143,6 +150,7 @@ class RowBlock {
         bool empty() const noexcept { return first >= last; }
     };
 
+    void rotate_query() const noexcept;
     /// The head and the query row of row r.
     std::int64_t head_of(std::int64_t row) const noexcept {
         return kv_head_ * plan_.heads_per_kv_head + row % plan_.heads_per_kv_head;
@@ -165,6 +173,7 @@ class RowBlock {
     float* packed_block(std::int64_t b) const noexcept {
         return scratch_.packed + size(b) * (plan_.layout.bytes() / sizeof(float));
     }
+    float* packed_values(float* block) const noexcept { return block + plan_.layout.values_offset() / sizeof(float); }
     SpanBlocks packed_blocks(std::int64_t span_begin, Range keys) const noexcept;
     /// Packs the tokens [position, position + count) of the pages as the tokens from `token` on of a block. Returns
     /// whether a value is NaN or infinite.
@@ -179,6 +188,9 @@ class RowBlock {
     /// The rules for the tile that tile_at() has left in scratch.
     kernels::ScoreRules rules(const Tile& tile) const noexcept;
     void dot(const SpanBlocks& blocks, const Tile& tile) const noexcept;
+    /// Asks for what the weights of a block meet first: the scales of its values.
+    void ask_for_scales(const SpanBlocks& blocks, std::int64_t b) const noexcept;
+    void weigh(const SpanBlocks& blocks, const Tile& tile, const kernels::States& out) const noexcept;
     /// The states of a tile's rows over one span.
     void span_state(const SpanBlocks& blocks, const Tile& tile, const kernels::States& out) const noexcept;
     /// Scores after the rules to weights, by the state that run_attention() left for this row.

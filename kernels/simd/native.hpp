@@ -23,10 +23,10 @@
 //   dot_add        (sums, a, b): sums + the products of a's and b's 8-bit elements (widened where the set must), in
 //                  the set's fastest way; kDotProducts of them. kDotFused: one instruction that multiplies and adds
 //   broadcast_i32, add_i32, to_f32   on I32, signed; to_f32 rounds to nearest
-//   kInt8TileRows, kInt8TilePanels   the register tile of the int8 kernel
+//   kCodeTileRows, kCodeTilePanels   the register tile of the int8 kernel
 //   kQuadSums      registers that the sums of one row and one panel take there
 //   kQuadLatency   sums under way that hide the latency of adding to one
-//   kInt8Terms     rows' codes are two terms of 8 bits (layout.hpp)
+//   kCodeTerms     rows' codes are two terms of 8 bits (layout.hpp)
 //   add_quads      (sums, codes, panel_stride, rows, row_stride): sums + a quad of each panel times a quad of each row;
 //                  strides in bytes
 //   quad_totals    (sums, totals): those of one row and one panel, a column in each lane, kQuadOffset times the sum of
@@ -49,10 +49,10 @@
 
 #if defined(__clang__)
 #define HEADLONG_UNROLL _Pragma("clang loop unroll(full)")
-#define HEADLONG_UNROLL_4 _Pragma("clang loop unroll_count(4)")
+#define HEADLONG_KEEP_LOOP _Pragma("clang loop unroll(disable)")
 #else
 #define HEADLONG_UNROLL _Pragma("GCC unroll 64")
-#define HEADLONG_UNROLL_4 _Pragma("GCC unroll 4")
+#define HEADLONG_KEEP_LOOP _Pragma("GCC unroll 1")
 #endif
 #define HEADLONG_INLINE [[gnu::always_inline]] inline
 

@@ -139,33 +139,50 @@ HEADLONG_INLINE I32 broadcast_i32(std::int32_t x) noexcept { return _mm256_set1_
 HEADLONG_INLINE I32 add_i32(I32 a, I32 b) noexcept { return _mm256_add_epi32(a, b); }
 HEADLONG_INLINE F32 to_f32(I32 x) noexcept { return _mm256_cvtepi32_ps(x); }
 
-inline constexpr std::int32_t kQuadOffset = 128;
-inline constexpr std::size_t kInt8TileRows = 3;  // 12 accumulators, a register of codes, those of the rows
-inline constexpr std::size_t kInt8TilePanels = 1;
-inline constexpr std::size_t kQuadSums = 4;
+HEADLONG_INLINE I32 load_i32(const float* p) noexcept {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+HEADLONG_INLINE void store_i32(float* p, I32 x) noexcept { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+
+template <std::size_t Quads>
+inline constexpr std::int32_t kCodeOffset = Quads == 1 ? 128 : 8;
+inline constexpr std::size_t kCodeTilePanels = 1;
+#if !defined(HEADLONG_ISA_AVX2VNNI)
+/// gcc would keep old and new sums side by side, and spill.
+HEADLONG_INLINE void add_in_place(I32& sum, I32 x) noexcept { asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x)); }
+#endif
 #if defined(HEADLONG_ISA_AVX2VNNI)
 // Two registers of 8 columns, a sum of the first and of the second terms for each.
+inline constexpr std::size_t kCodeTileRows = 3;  // 12 accumulators, 2 registers of codes, one of a row
+inline constexpr std::size_t kLineParts = 1;
+inline constexpr std::size_t kQuadSums = 4;
 inline constexpr std::size_t kQuadLatency = 8;
-inline constexpr bool kInt8Terms = true;
-template <std::size_t Rows, std::size_t Panels>
-HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* codes,
-                               std::size_t panel_stride, const std::uint8_t* rows, std::size_t row_stride) noexcept {
-    __m256i w[Panels][2];
-    HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
-        HEADLONG_UNROLL for (std::size_t i = 0; i < 2; ++i) {
-            w[p][i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + p * panel_stride + i * 32));
+inline constexpr bool kCodeTerms = true;
+template <std::size_t Quads, std::size_t Rows, std::size_t Panels>
+HEADLONG_INLINE void add_line(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* line, std::size_t panel_stride,
+                              const std::uint8_t* rows, std::size_t row_stride, std::size_t) noexcept {
+    HEADLONG_UNROLL for (std::size_t quad = 0; quad < Quads; ++quad) {
+        __m256i w[Panels][2];
+        HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+            HEADLONG_UNROLL for (std::size_t i = 0; i < 2; ++i) {
+                __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + p * panel_stride + i * 32));
+                if constexpr (Quads == 2) {
+                    x = _mm256_and_si256(quad == 0 ? x : _mm256_srli_epi16(x, 4), _mm256_set1_epi8(0x0F));
+                }
+                w[p][i] = x;
+            }
         }
-    }
-    HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-        HEADLONG_UNROLL for (std::size_t term = 0; term < 2; ++term) {
-            std::int32_t quad = 0;
-            std::memcpy(&quad, rows + r * row_stride + term * 4, sizeof quad);
-            const __m256i x = _mm256_set1_epi32(quad);
-            HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
-                HEADLONG_UNROLL for (std::size_t i = 0; i < 2; ++i) {
-                    I32& sum = sums[r][p][2 * i + term];
-                    sum = _mm256_dpbusd_avx_epi32(sum, w[p][i], x);
-                    hide(sum);  // or gcc keeps old and new sums side by side, and spills
+        HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+            HEADLONG_UNROLL for (std::size_t term = 0; term < 2; ++term) {
+                std::int32_t codes = 0;
+                std::memcpy(&codes, rows + r * row_stride + quad * 8 + term * 4, sizeof codes);
+                const __m256i x = _mm256_set1_epi32(codes);
+                HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                    HEADLONG_UNROLL for (std::size_t i = 0; i < 2; ++i) {
+                        I32& sum = sums[r][p][2 * i + term];
+                        sum = _mm256_dpbusd_avx_epi32(sum, w[p][i], x);
+                        hide(sum);  // or gcc keeps old and new sums side by side, and spills
+                    }
                 }
             }
         }
@@ -185,31 +202,42 @@ HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noe
                      _mm256_castsi256_si128(_mm256_permute4x64_epi64(x, _MM_SHUFFLE(3, 1, 2, 0))));
 }
 #else
-// Four registers of 4 columns, two partial sums for each column: vpmaddwd adds neighbours. The codes are widened to
-// 16 bits as they are loaded; a row's four codes are broadcast.
+// Registers of 4 columns, two partial sums for each column: vpmaddwd adds neighbours. The codes are widened to 16 bits
+// as they are loaded; a row's four codes are broadcast. A line's four registers are taken in two parts: 6 rows x 2 are
+// 12 accumulators, with 2 registers of codes, one of a row and one of products. (3 rows x 4 would be 17 in all.)
+inline constexpr std::size_t kCodeTileRows = 6;
+inline constexpr std::size_t kLineParts = 2;
+inline constexpr std::size_t kQuadSums = 2;
 inline constexpr std::size_t kQuadLatency = 4;  // only the addition waits for the one before
-inline constexpr bool kInt8Terms = false;
-/// gcc would keep old and new sums side by side, and spill.
-HEADLONG_INLINE void add_in_place(I32& sum, I32 x) noexcept { asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x)); }
-template <std::size_t Rows, std::size_t Panels>
-HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* codes,
-                               std::size_t panel_stride, const std::uint8_t* rows, std::size_t row_stride) noexcept {
-    HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
-        HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
-            const auto* quarter = reinterpret_cast<const __m128i*>(codes + p * panel_stride + i * 16);
-            const __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128(quarter));
+inline constexpr bool kCodeTerms = false;
+template <std::size_t Quads, std::size_t Rows, std::size_t Panels>
+HEADLONG_INLINE void add_line(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* line, std::size_t panel_stride,
+                              const std::uint8_t* rows, std::size_t row_stride, std::size_t part) noexcept {
+    HEADLONG_UNROLL for (std::size_t quad = 0; quad < Quads; ++quad) {
+        HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+            __m256i w[kQuadSums];
+            HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
+                const auto* quarter =
+                    reinterpret_cast<const __m128i*>(line + p * panel_stride + (part * kQuadSums + i) * 16);
+                const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(quarter));
+                w[i] = Quads == 1  ? x
+                       : quad == 0 ? _mm256_and_si256(x, _mm256_set1_epi16(0x0F))
+                                   : _mm256_srli_epi16(x, 4);
+            }
             HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-                long long quad = 0;
-                std::memcpy(&quad, rows + r * row_stride, sizeof quad);
-                add_in_place(sums[r][p][i], _mm256_madd_epi16(w, _mm256_set1_epi64x(quad)));
+                long long codes = 0;
+                std::memcpy(&codes, rows + r * row_stride + quad * 8, sizeof codes);
+                const __m256i x = _mm256_set1_epi64x(codes);
+                HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
+                    add_in_place(sums[r][p][i], _mm256_madd_epi16(w[i], x));
+                }
             }
         }
     }
 }
-HEADLONG_INLINE void quad_totals(const I32 (&sums)[kQuadSums], I32 (&totals)[2]) noexcept {
-    HEADLONG_UNROLL for (std::size_t i = 0; i < 2; ++i) {  // inside 128-bit halves: columns 0 1 4 5, 2 3 6 7
-        totals[i] = _mm256_permute4x64_epi64(_mm256_hadd_epi32(sums[2 * i], sums[2 * i + 1]), _MM_SHUFFLE(3, 1, 2, 0));
-    }
+HEADLONG_INLINE void quad_totals(const I32 (&sums)[kQuadSums], I32 (&totals)[1]) noexcept {
+    // inside 128-bit halves: columns 0 1 4 5, 2 3 6 7
+    totals[0] = _mm256_permute4x64_epi64(_mm256_hadd_epi32(sums[0], sums[1]), _MM_SHUFFLE(3, 1, 2, 0));
 }
 HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noexcept {
     const __m256i x = _mm256_cvtps_epi32(first * broadcast(254.0F) + second);
@@ -218,5 +246,38 @@ HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noe
                      _mm256_castsi256_si128(_mm256_permute4x64_epi64(twice, _MM_SHUFFLE(3, 1, 2, 0))));
 }
 #endif
+
+// Weights x values of codes: 12 accumulators (6 rows x the 2 registers of a panel), 2 registers of codes, one of a
+// row's weights, one of products.
+inline constexpr std::size_t kPairTileRows = 6;
+inline constexpr std::size_t kPairTileVectors = 12;
+template <std::size_t Pairs>
+inline constexpr std::int32_t kPairCodeOffset = Pairs == 1 ? 0 : 8;
+HEADLONG_INLINE __m256i broadcast_pair(const std::int16_t* p) noexcept {
+    std::int32_t pair = 0;
+    std::memcpy(&pair, p, sizeof pair);
+    return _mm256_set1_epi32(pair);
+}
+template <std::size_t Pairs>
+HEADLONG_INLINE __m256i load_pair_codes(const std::uint8_t* line, std::size_t pair, std::size_t v) noexcept {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(line + v * 16));
+    if constexpr (Pairs == 1) return _mm256_cvtepi8_epi16(bytes);
+    const __m256i both = _mm256_cvtepu8_epi16(bytes);
+    return pair == 0 ? _mm256_and_si256(both, _mm256_set1_epi16(0x0F)) : _mm256_srli_epi16(both, 4);
+}
+HEADLONG_INLINE void add_pairs(I32& sum, __m256i weights, __m256i codes) noexcept {
+#if defined(HEADLONG_ISA_AVX2VNNI)
+    sum = _mm256_dpwssd_avx_epi32(sum, codes, weights);
+    hide(sum);
+#else
+    add_in_place(sum, _mm256_madd_epi16(codes, weights));
+#endif
+}
+HEADLONG_INLINE void store_weight_codes(std::int16_t* p, const F32 (&weights)[2], I32& sums) noexcept {
+    const __m256i x = _mm256_packs_epi32(_mm256_cvttps_epi32(weights[0]), _mm256_cvttps_epi32(weights[1]));
+    const __m256i codes = _mm256_permute4x64_epi64(x, _MM_SHUFFLE(3, 1, 2, 0));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), codes);
+    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(codes, _mm256_set1_epi16(1)));
+}
 
 }  // namespace headlong::HEADLONG_ISA

@@ -128,27 +128,43 @@ HEADLONG_INLINE I32 broadcast_i32(std::int32_t x) noexcept { return _mm512_set1_
 HEADLONG_INLINE I32 add_i32(I32 a, I32 b) noexcept { return _mm512_add_epi32(a, b); }
 HEADLONG_INLINE F32 to_f32(I32 x) noexcept { return _mm512_cvtepi32_ps(x); }
 
-inline constexpr std::int32_t kQuadOffset = 128;
-inline constexpr std::size_t kInt8TileRows = 6;  // 24 accumulators, registers of codes of both panels, one of a row
-inline constexpr std::size_t kInt8TilePanels = 2;
+HEADLONG_INLINE I32 load_i32(const float* p) noexcept { return _mm512_loadu_si512(p); }
+HEADLONG_INLINE void store_i32(float* p, I32 x) noexcept { _mm512_storeu_si512(p, x); }
+
+inline constexpr std::size_t kLineParts = 1;
+template <std::size_t Quads>
+inline constexpr std::int32_t kCodeOffset = Quads == 1 ? 128 : 8;
+inline constexpr std::size_t kCodeTileRows = 6;  // 24 accumulators, registers of codes of both panels, one of a row
+inline constexpr std::size_t kCodeTilePanels = 2;
 inline constexpr std::size_t kQuadSums = 2;
+#if !defined(HEADLONG_ISA_AVX512VNNI)
+/// gcc would keep old and new sums side by side, and spill.
+HEADLONG_INLINE void add_in_place(I32& sum, I32 x) noexcept { asm("vpaddd %1, %0, %0" : "+v"(sum) : "v"(x)); }
+#endif
 #if defined(HEADLONG_ISA_AVX512VNNI)
 // One register of 16 columns, a sum of the first and of the second terms.
 inline constexpr std::size_t kQuadLatency = 8;
-inline constexpr bool kInt8Terms = true;
-template <std::size_t Rows, std::size_t Panels>
-HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* codes,
-                               std::size_t panel_stride, const std::uint8_t* rows, std::size_t row_stride) noexcept {
-    __m512i w[Panels];
-    HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) w[p] = _mm512_loadu_si512(codes + p * panel_stride);
-    HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-        HEADLONG_UNROLL for (std::size_t term = 0; term < 2; ++term) {
-            std::int32_t quad = 0;
-            std::memcpy(&quad, rows + r * row_stride + term * 4, sizeof quad);
-            const __m512i x = _mm512_set1_epi32(quad);
-            HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
-                sums[r][p][term] = _mm512_dpbusd_epi32(sums[r][p][term], w[p], x);
-                hide(sums[r][p][term]);  // or gcc keeps old and new sums side by side, and spills
+inline constexpr bool kCodeTerms = true;
+template <std::size_t Quads, std::size_t Rows, std::size_t Panels>
+HEADLONG_INLINE void add_line(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* line, std::size_t panel_stride,
+                              const std::uint8_t* rows, std::size_t row_stride, std::size_t) noexcept {
+    HEADLONG_UNROLL for (std::size_t quad = 0; quad < Quads; ++quad) {
+        __m512i w[Panels];
+        HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+            w[p] = _mm512_loadu_si512(line + p * panel_stride);
+            if constexpr (Quads == 2) {
+                w[p] = _mm512_and_si512(quad == 0 ? w[p] : _mm512_srli_epi16(w[p], 4), _mm512_set1_epi8(0x0F));
+            }
+        }
+        HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+            HEADLONG_UNROLL for (std::size_t term = 0; term < 2; ++term) {
+                std::int32_t codes = 0;
+                std::memcpy(&codes, rows + r * row_stride + quad * 8 + term * 4, sizeof codes);
+                const __m512i x = _mm512_set1_epi32(codes);
+                HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                    sums[r][p][term] = _mm512_dpbusd_epi32(sums[r][p][term], w[p], x);
+                    hide(sums[r][p][term]);  // or gcc keeps old and new sums side by side, and spills
+                }
             }
         }
     }
@@ -167,26 +183,29 @@ HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noe
 // Two registers of 8 columns, two partial sums for each column: vpmaddwd adds neighbours. The codes are widened to
 // 16 bits as they are loaded; a row's four codes are broadcast.
 inline constexpr std::size_t kQuadLatency = 2;  // only the addition waits for the one before
-inline constexpr bool kInt8Terms = false;
-/// gcc would keep old and new sums side by side, and spill.
-HEADLONG_INLINE void add_in_place(I32& sum, I32 x) noexcept { asm("vpaddd %1, %0, %0" : "+v"(sum) : "v"(x)); }
-template <std::size_t Rows, std::size_t Panels>
-HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* codes,
-                               std::size_t panel_stride, const std::uint8_t* rows, std::size_t row_stride) noexcept {
-    __m512i w[Panels][kQuadSums];
-    HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
-        HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
-            const auto* half = reinterpret_cast<const __m256i*>(codes + p * panel_stride + i * 32);
-            w[p][i] = _mm512_cvtepu8_epi16(_mm256_loadu_si256(half));
-        }
-    }
-    HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-        long long quad = 0;
-        std::memcpy(&quad, rows + r * row_stride, sizeof quad);
-        const __m512i x = _mm512_set1_epi64(quad);
+inline constexpr bool kCodeTerms = false;
+template <std::size_t Quads, std::size_t Rows, std::size_t Panels>
+HEADLONG_INLINE void add_line(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* line, std::size_t panel_stride,
+                              const std::uint8_t* rows, std::size_t row_stride, std::size_t) noexcept {
+    HEADLONG_UNROLL for (std::size_t quad = 0; quad < Quads; ++quad) {
+        __m512i w[Panels][kQuadSums];
         HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
             HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
-                add_in_place(sums[r][p][i], _mm512_madd_epi16(w[p][i], x));
+                const auto* half = reinterpret_cast<const __m256i*>(line + p * panel_stride + i * 32);
+                const __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256(half));
+                w[p][i] = Quads == 1  ? x
+                          : quad == 0 ? _mm512_and_si512(x, _mm512_set1_epi16(0x0F))
+                                      : _mm512_srli_epi16(x, 4);
+            }
+        }
+        HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+            long long codes = 0;
+            std::memcpy(&codes, rows + r * row_stride + quad * 8, sizeof codes);
+            const __m512i x = _mm512_set1_epi64(codes);
+            HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
+                    add_in_place(sums[r][p][i], _mm512_madd_epi16(w[p][i], x));
+                }
             }
         }
     }
@@ -202,5 +221,37 @@ HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noe
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x));
 }
 #endif
+
+// Weights x values of codes: 24 accumulators (6 rows x 4 panels), 4 registers of codes, one of a row's weights, one of
+// products.
+inline constexpr std::size_t kPairTileRows = 6;
+inline constexpr std::size_t kPairTileVectors = 24;
+template <std::size_t Pairs>
+inline constexpr std::int32_t kPairCodeOffset = Pairs == 1 ? 0 : 8;
+HEADLONG_INLINE __m512i broadcast_pair(const std::int16_t* p) noexcept {
+    std::int32_t pair = 0;
+    std::memcpy(&pair, p, sizeof pair);
+    return _mm512_set1_epi32(pair);
+}
+template <std::size_t Pairs>
+HEADLONG_INLINE __m512i load_pair_codes(const std::uint8_t* line, std::size_t pair, std::size_t) noexcept {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line));
+    if constexpr (Pairs == 1) return _mm512_cvtepi8_epi16(bytes);
+    const __m512i both = _mm512_cvtepu8_epi16(bytes);
+    return pair == 0 ? _mm512_and_si512(both, _mm512_set1_epi16(0x0F)) : _mm512_srli_epi16(both, 4);
+}
+HEADLONG_INLINE void add_pairs(I32& sum, __m512i weights, __m512i codes) noexcept {
+#if defined(HEADLONG_ISA_AVX512VNNI)
+    sum = _mm512_dpwssd_epi32(sum, codes, weights);
+    hide(sum);
+#else
+    add_in_place(sum, _mm512_madd_epi16(codes, weights));
+#endif
+}
+HEADLONG_INLINE void store_weight_codes(std::int16_t* p, const F32 (&weights)[1], I32& sums) noexcept {
+    const __m512i codes = _mm512_cvttps_epi32(weights[0]);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(codes));
+    sums = _mm512_add_epi32(sums, codes);
+}
 
 }  // namespace headlong::HEADLONG_ISA

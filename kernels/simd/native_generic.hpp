@@ -134,26 +134,35 @@ HEADLONG_INLINE F32 to_f32(I32 x) noexcept {
     return __builtin_convertvector(reinterpret_cast<S32>(x), F32);
 }
 
+HEADLONG_INLINE I32 load_i32(const float* p) noexcept { return bits(load(p)); }
+HEADLONG_INLINE void store_i32(float* p, I32 x) noexcept { store(p, from_bits(x)); }
+
 // Four vectors of 4 columns: a column's four codes are one number, of which each byte is taken in turn. Products are
 // mod 2^32, which is what signed ones are as well.
-inline constexpr std::int32_t kQuadOffset = 128;
-inline constexpr std::size_t kInt8TileRows = 2;  // 8 accumulators: a 32-bit product takes registers in SSE2
-inline constexpr std::size_t kInt8TilePanels = 1;
+inline constexpr std::size_t kLineParts = 1;
+template <std::size_t Quads>
+inline constexpr std::int32_t kCodeOffset = Quads == 1 ? 128 : 8;
+inline constexpr std::size_t kCodeTileRows = 2;  // 8 accumulators: a 32-bit product takes registers in SSE2
+inline constexpr std::size_t kCodeTilePanels = 1;
 inline constexpr std::size_t kQuadSums = 4;
 inline constexpr std::size_t kQuadLatency = 4;
-inline constexpr bool kInt8Terms = false;
-template <std::size_t Rows, std::size_t Panels>
-HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* codes,
-                               std::size_t panel_stride, const std::uint8_t* rows, std::size_t row_stride) noexcept {
+inline constexpr bool kCodeTerms = false;
+template <std::size_t Quads, std::size_t Rows, std::size_t Panels>
+HEADLONG_INLINE void add_line(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* line, std::size_t panel_stride,
+                              const std::uint8_t* rows, std::size_t row_stride, std::size_t) noexcept {
+    constexpr std::uint32_t kMask = Quads == 1 ? 0xFFU : 0x0FU;
     HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
         HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
             U32 w;
-            std::memcpy(&w, codes + p * panel_stride + i * sizeof w, sizeof w);
-            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-                std::int16_t x[4];
-                std::memcpy(x, rows + r * row_stride, sizeof x);
-                HEADLONG_UNROLL for (std::uint32_t input = 0; input < 4; ++input) {
-                    sums[r][p][i] = sums[r][p][i] + (w >> 8U * input & 0xFFU) * broadcast_i32(x[input]);
+            std::memcpy(&w, line + p * panel_stride + i * sizeof w, sizeof w);
+            HEADLONG_UNROLL for (std::uint32_t quad = 0; quad < Quads; ++quad) {
+                HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                    std::int16_t x[4];
+                    std::memcpy(x, rows + r * row_stride + quad * sizeof x, sizeof x);
+                    HEADLONG_UNROLL for (std::uint32_t input = 0; input < 4; ++input) {
+                        const U32 codes = w >> (8U * input + 4U * quad) & kMask;
+                        sums[r][p][i] = sums[r][p][i] + codes * broadcast_i32(x[input]);
+                    }
                 }
             }
         }
@@ -167,6 +176,40 @@ HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noe
     for (std::size_t i = 0; i < kLanes; ++i) {
         const auto code = static_cast<std::int16_t>(x[i]);
         std::memcpy(p + i * sizeof code, &code, sizeof code);
+    }
+}
+
+inline constexpr std::size_t kPairTileRows = 2;  // as above
+inline constexpr std::size_t kPairTileVectors = 8;
+template <std::size_t Pairs>
+inline constexpr std::int32_t kPairCodeOffset = Pairs == 1 ? 0 : 8;
+/// Of two tokens: a row's weights in every lane, or the codes of 4 columns.
+struct PairOperand {
+    U32 first;
+    U32 second;
+};
+HEADLONG_INLINE PairOperand broadcast_pair(const std::int16_t* p) noexcept {
+    return {broadcast_i32(p[0]), broadcast_i32(p[1])};
+}
+template <std::size_t Pairs>
+HEADLONG_INLINE PairOperand load_pair_codes(const std::uint8_t* line, std::size_t pair, std::size_t v) noexcept {
+    const auto code = [line, pair, v](std::size_t i) noexcept {
+        const std::uint8_t byte = line[v * 8 + i];
+        return Pairs == 1 ? static_cast<std::uint32_t>(static_cast<std::int8_t>(byte))
+                          : static_cast<std::uint32_t>(byte) >> 4U * pair & 0x0FU;
+    };
+    return {U32{code(0), code(2), code(4), code(6)}, U32{code(1), code(3), code(5), code(7)}};
+}
+HEADLONG_INLINE void add_pairs(I32& sum, const PairOperand& weights, const PairOperand& codes) noexcept {
+    sum = sum + weights.first * codes.first + weights.second * codes.second;
+}
+HEADLONG_INLINE void store_weight_codes(std::int16_t* p, const F32 (&weights)[4], I32& sums) noexcept {
+    for (std::size_t v = 0; v < 4; ++v) {
+        for (std::size_t i = 0; i < kLanes; ++i) {
+            const auto code = static_cast<std::int16_t>(weights[v][i]);
+            p[v * kLanes + i] = code;
+            sums[i] += static_cast<std::uint32_t>(code);
+        }
     }
 }
 

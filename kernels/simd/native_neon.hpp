@@ -130,29 +130,38 @@ HEADLONG_INLINE I32 broadcast_i32(std::int32_t x) noexcept { return vdupq_n_s32(
 HEADLONG_INLINE I32 add_i32(I32 a, I32 b) noexcept { return vaddq_s32(a, b); }
 HEADLONG_INLINE F32 to_f32(I32 x) noexcept { return vcvtq_f32_s32(x); }
 
-inline constexpr std::size_t kInt8TilePanels = 1;
+HEADLONG_INLINE I32 load_i32(const float* p) noexcept { return vreinterpretq_s32_f32(vld1q_f32(p)); }
+HEADLONG_INLINE void store_i32(float* p, I32 x) noexcept { vst1q_f32(p, vreinterpretq_f32_s32(x)); }
+
+inline constexpr std::size_t kCodeTilePanels = 1;
+inline constexpr std::size_t kLineParts = 1;
 inline constexpr std::size_t kQuadLatency = 8;
 #if defined(HEADLONG_ISA_NEONDOT)
 // Four registers of 4 columns, a sum of the first and of the second terms for each. Exclusive or with 0x80 takes the
 // offset from a code, which is then q.
-inline constexpr std::int32_t kQuadOffset = 0;
-inline constexpr std::size_t kInt8TileRows = 3;  // 24 accumulators, a register of codes, 3 of the rows
+template <std::size_t Quads>
+inline constexpr std::int32_t kCodeOffset = Quads == 1 ? 0 : 8;
+inline constexpr std::size_t kCodeTileRows = 3;  // 24 accumulators, a register of codes, 3 of the rows
 inline constexpr std::size_t kQuadSums = 8;
-inline constexpr bool kInt8Terms = true;
-template <std::size_t Rows, std::size_t Panels>
-HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* codes,
-                               std::size_t panel_stride, const std::uint8_t* rows, std::size_t row_stride) noexcept {
-    int8x8_t x[Rows];
-    HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-        x[r] = vld1_s8(reinterpret_cast<const std::int8_t*>(rows + r * row_stride));
-    }
-    HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
-        HEADLONG_UNROLL for (std::size_t i = 0; i < 4; ++i) {
-            const uint8x16_t code = vld1q_u8(codes + p * panel_stride + i * 16);
-            const int8x16_t w = vreinterpretq_s8_u8(veorq_u8(code, vdupq_n_u8(0x80)));
-            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-                sums[r][p][2 * i] = vdotq_lane_s32(sums[r][p][2 * i], w, x[r], 0);
-                sums[r][p][2 * i + 1] = vdotq_lane_s32(sums[r][p][2 * i + 1], w, x[r], 1);
+inline constexpr bool kCodeTerms = true;
+template <std::size_t Quads, std::size_t Rows, std::size_t Panels>
+HEADLONG_INLINE void add_line(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* line, std::size_t panel_stride,
+                              const std::uint8_t* rows, std::size_t row_stride, std::size_t) noexcept {
+    HEADLONG_UNROLL for (std::size_t quad = 0; quad < Quads; ++quad) {
+        int8x8_t x[Rows];
+        HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+            x[r] = vld1_s8(reinterpret_cast<const std::int8_t*>(rows + r * row_stride + quad * 8));
+        }
+        HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+            HEADLONG_UNROLL for (std::size_t i = 0; i < 4; ++i) {
+                const uint8x16_t codes = vld1q_u8(line + p * panel_stride + i * 16);
+                const int8x16_t w = vreinterpretq_s8_u8(Quads == 1  ? veorq_u8(codes, vdupq_n_u8(0x80))
+                                                        : quad == 0 ? vandq_u8(codes, vdupq_n_u8(0x0F))
+                                                                    : vshrq_n_u8(codes, 4));
+                HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                    sums[r][p][2 * i] = vdotq_lane_s32(sums[r][p][2 * i], w, x[r], 0);
+                    sums[r][p][2 * i + 1] = vdotq_lane_s32(sums[r][p][2 * i + 1], w, x[r], 1);
+                }
             }
         }
     }
@@ -167,10 +176,11 @@ HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noe
 #else
 // Four registers of 4 columns. Loading four apart puts one input's codes of all columns into a register; they are
 // widened to 16 bits and multiplied by one of a row's four codes.
-inline constexpr std::int32_t kQuadOffset = 128;
-inline constexpr std::size_t kInt8TileRows = 4;  // 16 accumulators, 6 registers of codes, 4 of the rows
+template <std::size_t Quads>
+inline constexpr std::int32_t kCodeOffset = Quads == 1 ? 128 : 8;
+inline constexpr std::size_t kCodeTileRows = 4;  // 16 accumulators, 6 registers of codes, 4 of the rows
 inline constexpr std::size_t kQuadSums = 4;
-inline constexpr bool kInt8Terms = false;
+inline constexpr bool kCodeTerms = false;
 template <int Input, std::size_t Rows>
 HEADLONG_INLINE void add_input(I32 (&sums)[Rows][1][kQuadSums], uint8x16_t codes, const int16x4_t (&x)[Rows]) noexcept {
     const int16x8_t low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(codes)));
@@ -181,23 +191,28 @@ HEADLONG_INLINE void add_input(I32 (&sums)[Rows][1][kQuadSums], uint8x16_t codes
         row[1] = vmlal_high_lane_s16(row[1], low, x[r], Input);
         row[2] = vmlal_lane_s16(row[2], vget_low_s16(high), x[r], Input);
         row[3] = vmlal_high_lane_s16(row[3], high, x[r], Input);
-        if constexpr (Rows == kInt8TileRows) {  // gcc copies sums about in the whole tile, in smaller ones with this
+        if constexpr (Rows == kCodeTileRows) {  // gcc copies sums about in the whole tile, in smaller ones with this
             HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) hide(row[i]);
         }
     }
 }
-template <std::size_t Rows>
-HEADLONG_INLINE void add_quads(I32 (&sums)[Rows][1][kQuadSums], const std::uint8_t* codes, std::size_t,
-                               const std::uint8_t* rows, std::size_t row_stride) noexcept {
-    int16x4_t x[Rows];
-    HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-        x[r] = vld1_s16(reinterpret_cast<const std::int16_t*>(rows + r * row_stride));
+template <std::size_t Quads, std::size_t Rows>
+HEADLONG_INLINE void add_line(I32 (&sums)[Rows][1][kQuadSums], const std::uint8_t* line, std::size_t,
+                              const std::uint8_t* rows, std::size_t row_stride, std::size_t) noexcept {
+    const uint8x16x4_t inputs = vld4q_u8(line);
+    HEADLONG_UNROLL for (std::size_t quad = 0; quad < Quads; ++quad) {
+        int16x4_t x[Rows];
+        HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+            x[r] = vld1_s16(reinterpret_cast<const std::int16_t*>(rows + r * row_stride + quad * 8));
+        }
+        const auto codes = [quad](uint8x16_t bytes) noexcept {
+            return Quads == 1 ? bytes : quad == 0 ? vandq_u8(bytes, vdupq_n_u8(0x0F)) : vshrq_n_u8(bytes, 4);
+        };
+        add_input<0>(sums, codes(inputs.val[0]), x);
+        add_input<1>(sums, codes(inputs.val[1]), x);
+        add_input<2>(sums, codes(inputs.val[2]), x);
+        add_input<3>(sums, codes(inputs.val[3]), x);
     }
-    const uint8x16x4_t inputs = vld4q_u8(codes);
-    add_input<0>(sums, inputs.val[0], x);
-    add_input<1>(sums, inputs.val[1], x);
-    add_input<2>(sums, inputs.val[2], x);
-    add_input<3>(sums, inputs.val[3], x);
 }
 HEADLONG_INLINE void quad_totals(const I32 (&sums)[kQuadSums], I32 (&totals)[4]) noexcept {
     HEADLONG_UNROLL for (std::size_t i = 0; i < 4; ++i) totals[i] = sums[i];
@@ -207,5 +222,45 @@ HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noe
     vst1_s16(reinterpret_cast<std::int16_t*>(p), vmovn_s32(x));
 }
 #endif
+
+// Weights x values of codes: 24 accumulators (6 rows x the 4 registers of a panel), 4 registers of codes, one of a
+// row's weights. Loading two apart parts the tokens of a pair.
+inline constexpr std::size_t kPairTileRows = 6;
+inline constexpr std::size_t kPairTileVectors = 24;
+template <std::size_t Pairs>
+inline constexpr std::int32_t kPairCodeOffset = Pairs == 1 ? 0 : 8;
+struct PairCodes {
+    int16x4_t first;
+    int16x4_t second;
+};
+HEADLONG_INLINE int16x4_t broadcast_pair(const std::int16_t* p) noexcept {
+    std::int32_t pair = 0;
+    std::memcpy(&pair, p, sizeof pair);
+    return vreinterpret_s16_s32(vdup_n_s32(pair));
+}
+template <std::size_t Pairs>
+HEADLONG_INLINE PairCodes load_pair_codes(const std::uint8_t* line, std::size_t pair, std::size_t v) noexcept {
+    const uint8x16x2_t tokens = vld2q_u8(line);
+    const auto part = [pair, v](uint8x16_t bytes) noexcept {
+        if constexpr (Pairs == 2) {
+            bytes = pair == 0 ? vandq_u8(bytes, vdupq_n_u8(0x0F)) : vshrq_n_u8(bytes, 4);
+        }
+        const int8x16_t codes = vreinterpretq_s8_u8(bytes);
+        const int16x8_t half = v < 2 ? vmovl_s8(vget_low_s8(codes)) : vmovl_high_s8(codes);
+        return v % 2 == 0 ? vget_low_s16(half) : vget_high_s16(half);
+    };
+    return {part(tokens.val[0]), part(tokens.val[1])};
+}
+HEADLONG_INLINE void add_pairs(I32& sum, int16x4_t weights, const PairCodes& codes) noexcept {
+    sum = vmlal_lane_s16(sum, codes.first, weights, 0);
+    sum = vmlal_lane_s16(sum, codes.second, weights, 1);
+}
+HEADLONG_INLINE void store_weight_codes(std::int16_t* p, const F32 (&weights)[4], I32& sums) noexcept {
+    HEADLONG_UNROLL for (std::size_t v = 0; v < 4; ++v) {
+        const int32x4_t codes = vcvtq_s32_f32(weights[v]);
+        vst1_s16(p + 4 * v, vmovn_s32(codes));
+        sums = vaddq_s32(sums, codes);
+    }
+}
 
 }  // namespace headlong::HEADLONG_ISA

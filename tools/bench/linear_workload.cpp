@@ -59,7 +59,7 @@ class LinearLayer final : public Workload {
             case WeightType::int8:
                 break;
         }
-        return weights + 4.0 * outputs * static_cast<double>(kernels::quant_groups(size(shape_.inputs)));
+        return weights + 4.0 * outputs * static_cast<double>(kernels::code_groups(size(shape_.inputs)));
     }
     std::size_t kv_bytes() const override { return 0; }
     std::size_t walk_bytes() const override { return static_cast<std::size_t>(bytes()) * layers_.size(); }

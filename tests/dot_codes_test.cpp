@@ -24,12 +24,12 @@
 namespace headlong::test {
 namespace {
 
-using kernels::int8_panel_bytes;
-using kernels::int8_row_bytes;
+using kernels::code_panel_bytes;
+using kernels::code_row_bytes;
 using kernels::KernelTable;
-using kernels::kQuantGroup;
-using kernels::quant_groups;
-using kernels::quant_quads;
+using kernels::kCodeGroup;
+using kernels::code_groups;
+using kernels::code_quads;
 using Sizes = std::vector<std::size_t>;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -69,14 +69,14 @@ struct Panels {
     Panels(std::size_t panel_depth, std::size_t panel_count, std::size_t gap = 0)
         : depth(panel_depth),
           count(panel_count),
-          stride(int8_panel_bytes(depth) + gap * 64),
-          bytes(count == 0 ? 0 : (count - 1) * stride + int8_panel_bytes(depth)) {
+          stride(code_panel_bytes(kernels::StoredType::int8, depth) + gap * 64),
+          bytes(count == 0 ? 0 : (count - 1) * stride + code_panel_bytes(kernels::StoredType::int8, depth)) {
         std::fill_n(bytes.data(), bytes.size(), std::byte{kPoison});
     }
     std::uint8_t* data() const { return reinterpret_cast<std::uint8_t*>(bytes.data()); }
 
     std::byte* group(std::size_t g, std::size_t column) const {
-        return bytes.data() + column / 16 * stride + g * kernels::kInt8GroupBytes;
+        return bytes.data() + column / 16 * stride + g * kernels::code_group_bytes(kernels::StoredType::int8);
     }
     std::byte* scale_at(std::size_t g, std::size_t column) const { return group(g, column) + column % 16 * 4; }
     std::byte* code_at(std::size_t k, std::size_t column) const {
@@ -95,19 +95,19 @@ struct QuantisedRows {
     QuantisedRows(const KernelTable& table, std::size_t row_depth, std::size_t row_count, std::size_t gap = 0)
         : depth(row_depth),
           count(row_count),
-          stride(int8_row_bytes(depth) + gap * 64),
-          terms(table.int8_terms),
-          bytes(count == 0 ? 0 : (count - 1) * stride + int8_row_bytes(depth)) {
+          stride(code_row_bytes(depth) + gap * 64),
+          terms(table.code_terms),
+          bytes(count == 0 ? 0 : (count - 1) * stride + code_row_bytes(depth)) {
         std::fill_n(bytes.data(), bytes.size(), std::byte{kPoison});
     }
     std::uint8_t* data() const { return reinterpret_cast<std::uint8_t*>(bytes.data()); }
 
     std::byte* quad(std::size_t r, std::size_t k) const { return bytes.data() + r * stride + k / 4 * 8; }
     std::byte* factor_at(std::size_t r, std::size_t g) const {
-        return bytes.data() + r * stride + kernels::int8_row_factors(depth) + g * 4;
+        return bytes.data() + r * stride + kernels::code_row_factors(depth) + g * 4;
     }
     std::byte* sum_at(std::size_t r, std::size_t g) const {
-        return bytes.data() + r * stride + kernels::int8_row_sums(depth) + g * 4;
+        return bytes.data() + r * stride + kernels::code_row_sums(depth) + g * 4;
     }
     float factor(std::size_t r, std::size_t g) const { return read<float>(factor_at(r, g)); }
     int sum(std::size_t r, std::size_t g) const { return read<std::int32_t>(sum_at(r, g)); }
@@ -148,7 +148,7 @@ struct Product {
     Product(Isa set, const Shape& s, std::size_t gap = 0)
         : shape(s),
           isa(set),
-          groups(quant_groups(s.depth)),
+          groups(code_groups(s.depth)),
           out_stride(s.columns + 3),
           panels(s.depth, (s.columns + 15) / 16, gap),
           rows(table_of(set), s.depth, s.rows, gap),
@@ -163,7 +163,7 @@ struct Product {
                 const float scale = unit_scales ? 1.0F : static_cast<float>(random.uniform(0.001, 0.1));
                 write(panels.scale_at(g, column), column < shape.columns ? scale : kGarbage[column % 4]);
             }
-            for (std::size_t k = 0; k < quant_quads(shape.depth) * 4; ++k) {
+            for (std::size_t k = 0; k < code_quads(shape.depth) * 4; ++k) {
                 const bool live = column < shape.columns && k < shape.depth;
                 *panels.code_at(k, column) = static_cast<std::byte>(live ? 128 + code(k, column) : 255);
             }
@@ -172,7 +172,7 @@ struct Product {
             for (std::size_t g = 0; g < groups; ++g) {
                 write(rows.factor_at(r, g), unit_scales ? 1.0F : static_cast<float>(random.uniform(0.0001, 0.01)));
                 int sum = 0;
-                for (std::size_t k = g * 64; k < std::min(quant_quads(shape.depth) * 4, g * 64 + 64); ++k) {
+                for (std::size_t k = g * 64; k < std::min(code_quads(shape.depth) * 4, g * 64 + 64); ++k) {
                     rows.set_code(r, k, k < shape.depth ? row_code(r, k) : 0);
                     sum += rows.code(r, k);
                 }
@@ -186,11 +186,11 @@ struct Product {
         }
     }
 
-    kernels::DotPanelsInt8 call() const {
+    kernels::DotCodes call() const {
         return {rows.data(), rows.stride, shape.rows, panels.data(), panels.stride,    shape.depth, 0,
                 groups,      out.data(),  out_stride, shape.columns, shape.accumulate, false};
     }
-    void run() const { table_of(isa).dot_panels_int8(call()); }
+    void run() const { table_of(isa).dot_codes(call()); }
 
     std::int64_t integer(std::size_t r, std::size_t column, std::size_t g) const {
         std::int64_t sum = 0;
@@ -248,7 +248,7 @@ TEST(Int8KernelsTestDot, SumsOfAGroupAreExact) {
     Random random(seed_or(72));
     HEADLONG_TRACE_SEED(random);
     HEADLONG_FOR_EACH_ISA(isa) {
-        for (std::size_t depth = 1; depth <= kQuantGroup; depth += emulated() ? 5 : 1) {
+        for (std::size_t depth = 1; depth <= kCodeGroup; depth += emulated() ? 5 : 1) {
             Product product(isa, {9, 33, depth});
             product.fill([&](auto, auto) { return static_cast<int>(random.integer(-127, 127)); },
                          [&](auto, auto) { return static_cast<int>(random.integer(-2000, 2000)); }, random, true);
@@ -302,11 +302,11 @@ TEST(Int8KernelsTestDot, PartsOfTheGroupsAreTheWhole) {
             const std::vector<float> whole(product.out.begin(), product.out.end());
             std::fill(product.out.begin(), product.out.end(), kCanary);
             for (std::size_t begin = 0; begin < product.groups; begin += begin == 0 ? 1 : 2) {
-                kernels::DotPanelsInt8 part = product.call();
+                kernels::DotCodes part = product.call();
                 part.group_begin = begin;
                 part.group_end = std::min(product.groups, begin + (begin == 0 ? 1 : 2));
                 part.accumulate = begin != 0;
-                table_of(isa).dot_panels_int8(part);
+                table_of(isa).dot_codes(part);
             }
             EXPECT_TRUE(same_bits(product.out.data(), whole.data(), whole.size()));
         }
@@ -327,9 +327,9 @@ TEST(Int8KernelsTestDot, NaNStaysInItsRowAndColumnAndHasOneForm) {
                 const std::size_t bad_row = rows / 2, bad_column = columns - 1;
                 write(product.rows.factor_at(bad_row, 1), std::bit_cast<float>(0xFFC12345U));
                 write(product.panels.scale_at(2, bad_column), kNaN);
-                kernels::DotPanelsInt8 call = product.call();
+                kernels::DotCodes call = product.call();
                 call.canonical = true;
-                table_of(isa).dot_panels_int8(call);
+                table_of(isa).dot_codes(call);
                 for (std::size_t r = 0; r < rows; ++r) {
                     for (std::size_t c = 0; c < columns; ++c) {
                         const float got = product.out[r * product.out_stride + c];
@@ -424,7 +424,7 @@ TEST(Int8KernelsTestQuantisePanels, CodesAndScalesAreThoseOfTheFormula) {
             table_of(isa).quantise_panels(
                 {floats.data(), float_stride, panel_count, depth, panels.data(), panels.stride});
             for (std::size_t c = 0; c < panel_count * 16; ++c) {
-                for (std::size_t g = 0; g < quant_groups(depth); ++g) {
+                for (std::size_t g = 0; g < code_groups(depth); ++g) {
                     GroupScale scale;
                     for (std::size_t k = g * 64; k < std::min(depth, g * 64 + 64); ++k) {
                         scale.add(floats[c / 16 * float_stride + k * 16 + c % 16]);
@@ -435,7 +435,7 @@ TEST(Int8KernelsTestQuantisePanels, CodesAndScalesAreThoseOfTheFormula) {
                     } else {
                         ASSERT_TRUE(same_bits(got, scale.empty() ? 0.0F : scale.magnitude / 127.0F)) << bits_text(got);
                     }
-                    const std::size_t end = std::min(quant_quads(depth) * 4, g * 64 + 64);
+                    const std::size_t end = std::min(code_quads(depth) * 4, g * 64 + 64);
                     for (std::size_t k = g * 64; k < end; ++k) {
                         int want = 0;
                         if (k < depth && !scale.empty()) {
@@ -449,7 +449,7 @@ TEST(Int8KernelsTestQuantisePanels, CodesAndScalesAreThoseOfTheFormula) {
                     }
                 }
             }
-            const std::byte* gap = panels.bytes.data() + int8_panel_bytes(depth);
+            const std::byte* gap = panels.bytes.data() + code_panel_bytes(kernels::StoredType::int8, depth);
             ASSERT_TRUE(std::all_of(gap, gap + 64, [](std::byte b) { return b == std::byte{kPoison}; }));
             std::vector<std::byte> all(panels.bytes.data(), panels.bytes.data() + panels.bytes.size());
             if (first.empty()) first = all;
@@ -473,7 +473,7 @@ TEST(Int8KernelsTestQuantiseRows, CodesFactorsAndSumsAreThoseOfTheFormula) {
             const QuantisedRows got(table_of(isa), depth, rows, 1);
             table_of(isa).quantise_rows({floats.data(), float_stride, rows, depth, got.data(), got.stride});
             for (std::size_t r = 0; r < rows; ++r) {
-                for (std::size_t g = 0; g < quant_groups(depth); ++g) {
+                for (std::size_t g = 0; g < code_groups(depth); ++g) {
                     GroupScale scale;
                     const std::size_t end = std::min(depth, g * 64 + 64);
                     for (std::size_t k = g * 64; k < end; ++k) scale.add(floats[r * float_stride + k]);
@@ -484,7 +484,7 @@ TEST(Int8KernelsTestQuantiseRows, CodesFactorsAndSumsAreThoseOfTheFormula) {
                         ASSERT_TRUE(same_bits(factor, scale.empty() ? 0.0F : scale.magnitude / 32258.0F));
                     }
                     int sum = 0;
-                    for (std::size_t k = g * 64; k < std::min(quant_quads(depth) * 4, g * 64 + 64); ++k) {
+                    for (std::size_t k = g * 64; k < std::min(code_quads(depth) * 4, g * 64 + 64); ++k) {
                         int first = 0, second = 0;
                         if (k < depth && !scale.empty()) {
                             const float x = floats[r * float_stride + k];
@@ -506,7 +506,7 @@ TEST(Int8KernelsTestQuantiseRows, CodesFactorsAndSumsAreThoseOfTheFormula) {
                     ASSERT_EQ(got.sum(r, g), sum);
                 }
             }
-            const std::byte* gap = got.bytes.data() + int8_row_bytes(depth);
+            const std::byte* gap = got.bytes.data() + code_row_bytes(depth);
             ASSERT_TRUE(std::all_of(gap, gap + 64, [](std::byte b) { return b == std::byte{kPoison}; }));
         }
     }
@@ -551,8 +551,8 @@ struct Layer {
         std::copy_n(inputs.data() + begin * shape.depth, source.size(), source.data());
         table.quantise_rows({source.data(), shape.depth, end - begin, shape.depth, rows.data(), rows.stride});
         const GuardedFloats out((end - begin) * shape.columns);
-        table.dot_panels_int8({rows.data(), rows.stride, end - begin, panels.data(), panels.stride, shape.depth, 0,
-                               quant_groups(shape.depth), out.data(), shape.columns, shape.columns, false, false});
+        table.dot_codes({rows.data(), rows.stride, end - begin, panels.data(), panels.stride, shape.depth, 0,
+                               code_groups(shape.depth), out.data(), shape.columns, shape.columns, false, false});
         return {out.begin(), out.end()};
     }
 };
