@@ -55,6 +55,7 @@ Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
       kernels(context.kernels),
       layout{size(p.head_dim), size(p.value_dim)},
       heads_per_kv_head(p.kv_heads == 0 ? 1 : p.heads / p.kv_heads),
+      threads(static_cast<std::int64_t>(context.executor->concurrency())),
       longest(0),
       block_positions(1),
       packs(false),
@@ -76,9 +77,7 @@ Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
     block_positions = std::clamp<std::int64_t>(kRowBlock / heads_per_kv_head, 1, longest);
     // Smaller row blocks where there would not be four for every thread, which even out what causality and other
     // programs make uneven; then the spans are split.
-    const auto concurrency = static_cast<std::int64_t>(context.executor->concurrency());
-    while (concurrency > 1 && items() * row_blocks() < 4 * concurrency && block_rows() > kRowTile &&
-           block_positions > 1) {
+    while (threads > 1 && items() * row_blocks() < 4 * threads && block_rows() > kRowTile && block_positions > 1) {
         block_positions = ceil_div(block_positions, 2);
     }
     packs = packs || (halves && block_rows() >= kWideningRows);

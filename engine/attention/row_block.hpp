@@ -46,6 +46,7 @@ struct Plan {
     const kernels::KernelTable& kernels;
     kernels::BlockLayout layout;
     std::int64_t heads_per_kv_head;
+    std::int64_t threads;
     std::int64_t longest;          ///< q_len
     std::int64_t block_positions;  ///< positions of a row block
     bool packs;                    ///< some sequence is of plain memory, or widened

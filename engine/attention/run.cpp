@@ -6,9 +6,12 @@
 //   fold        span states into the group's state in ascending order, groups into the total in ascending order
 //
 // Two ways to share this work give the same bits, since neither changes the arithmetic of a span or the fold:
-//   walk        a task takes one row block through all its spans (prefill, or enough heads for all threads)
+//   walk        a task takes one row block through all its spans
 //   split       a task takes some spans of a row block and stores their states; whoever finishes a row block's last
-//               task folds them (decoding with more threads than KV heads)
+//               task folds them
+// A row block is split if it is more than a task's share of the call: the long sequences of a batch, or all row blocks
+// where there are few of them. Everything runs in one parallel region, the largest tasks first; a row block
+// that is split and longer than a wave takes a region per wave, so that memory is bounded whatever the length.
 #include <algorithm>
 #include <atomic>
 #include <limits>
@@ -45,37 +48,28 @@ void walk(const Plan& plan, Scratch& scratch, std::int64_t item, std::int64_t in
     block.finish(scratch.total);
 }
 
-bool run_walk(Context::Impl& context, Workspace& workspace, const Plan& plan) {
-    const std::size_t bytes = Scratch::bytes(plan);
-    std::byte* memory = workspace.workers.ensure(bytes * context.executor->worker_slots());
-    const std::int64_t items = plan.items();
-    parallel_for(*context.executor, size(items * plan.row_blocks()),
-                 [&](std::size_t task, std::size_t worker) noexcept {
-                     if (plan.problem.stop.stop_requested()) return;
-                     Carver carver(memory + worker * bytes);
-                     Scratch scratch(plan, carver);
-                     // Row block by row block from the last: causal rows further down see more keys, and heavy tasks go
-                     // first.
-                     const std::int64_t item = static_cast<std::int64_t>(task) % items;
-                     const std::int64_t level = static_cast<std::int64_t>(task) / items;
-                     const Sequence& sequence = plan.problem.sequences[size(item / plan.problem.kv_heads)];
-                     const std::int64_t index = ceil_div(sequence.q_len, plan.block_positions) - 1 - level;
-                     if (index >= 0) walk(plan, scratch, item, index);  // shorter sequences have fewer row blocks
-                 });
-    return !plan.problem.stop.stop_requested();
+// Four tasks a thread even out what the spans' ends and other programs make uneven.
+constexpr std::int64_t kTasksPerThread = 4;
+// A wave is up to 131072 keys, fewer if there are many rows and threads: states of 8192 rows of 128 columns are 4 MiB.
+// Waking threads for the next wave costs a hundredth of one.
+constexpr std::int64_t kMostWaveGroups = 4;
+constexpr std::int64_t kWaveRows = 8192;
+
+std::int64_t wave_spans(const Plan& plan) noexcept {
+    return kGroup *
+           std::clamp<std::int64_t>(kWaveRows / (kGroup * plan.block_rows() * plan.threads), 1, kMostWaveGroups);
 }
 
-/// What the split way keeps of one row block between tasks. The spans of one group are its wave: memory is bounded
-/// by a group, whatever the length.
-struct SplitItem {
-    kernels::States spans;  ///< [64 spans of a group x block rows]
+/// What a row block that is split keeps between its tasks, for one KV head.
+struct SplitState {
+    kernels::States spans;  ///< [spans of a wave x block rows]
     kernels::States group;
     kernels::States total;
     std::atomic<std::int64_t>* left;  ///< tasks of this wave that are not done
 
-    SplitItem(const Plan& plan, Carver& carver) noexcept {
+    SplitState(const Plan& plan, Carver& carver) noexcept {
         const std::size_t rows = size(plan.block_rows());
-        spans = take_states(carver, kernels::kGroupSpans * rows, plan.layout.columns());
+        spans = take_states(carver, size(wave_spans(plan)) * rows, plan.layout.columns());
         group = take_states(carver, rows, plan.layout.columns());
         total = take_states(carver, rows, plan.layout.columns());
         left = carver.take<std::atomic<std::int64_t>>(1);
@@ -83,85 +77,172 @@ struct SplitItem {
 
     static std::size_t bytes(const Plan& plan) noexcept {
         Carver counter(nullptr);
-        const SplitItem counted(plan, counter);
+        const SplitState counted(plan, counter);
         static_cast<void>(counted);
         return counter.used();
     }
 };
 
-bool run_split(Context::Impl& context, Workspace& workspace, const Plan& plan) {
-    const std::size_t worker_bytes = Scratch::bytes(plan);
-    const std::size_t item_bytes = SplitItem::bytes(plan);
-    const auto concurrency = static_cast<std::int64_t>(context.executor->concurrency());
-    const std::int64_t items = plan.items() * plan.row_blocks();
-    std::byte* workers = workspace.workers.ensure(worker_bytes * context.executor->worker_slots());
-    std::byte* states = workspace.states.ensure(item_bytes * size(items));
-    const auto item_at = [&](std::int64_t i) noexcept {
-        Carver carver(states + size(i) * item_bytes);
-        return SplitItem(plan, carver);
-    };
-    const auto block_at = [&](Scratch& scratch, std::int64_t i) noexcept {
-        return RowBlock(plan, scratch, i / plan.row_blocks(), i % plan.row_blocks());
-    };
+/// A row block of a sequence, for all KV heads.
+struct Unit {
+    std::int64_t sequence;
+    std::int64_t index;  ///< of the sequence's row blocks
+    Range spans;
+    std::int64_t work;         ///< of one KV head: rows x spans
+    std::int64_t first_state;  ///< of the KV heads' split states; -1: it is walked
+    std::int64_t runs;         ///< tasks of one KV head in this wave
+    std::int64_t first_task;   ///< in this wave
+};
 
-    Carver spans_carver(workers);
-    Scratch any_scratch(plan, spans_carver);
-    Range all_spans{std::numeric_limits<std::int64_t>::max(), 0};
-    for (std::int64_t i = 0; i < items; ++i) {
-        const SplitItem item = item_at(i);
-        make_empty(item.total, size(plan.block_rows()));
-        new (item.left) std::atomic<std::int64_t>(0);
-        const RowBlock block = block_at(any_scratch, i);
-        const Range spans = block.exists() ? block.spans() : Range{};
-        if (spans.empty()) continue;
-        all_spans.begin = std::min(all_spans.begin, spans.begin);
-        all_spans.end = std::max(all_spans.end, spans.end);
+/// The tasks of a call.
+class Schedule {
+  public:
+    Schedule(const Plan& plan, std::byte* memory) noexcept
+        : plan_(plan), memory_(memory), units_(carve(plan, memory).units) {}
+
+    /// Bytes of the units and split states of a call, of whatever lengths the keys are.
+    static std::size_t bytes(const Plan& plan) noexcept {
+        return saturating_sum(carve(plan, nullptr).bytes,
+                              saturating_product(SplitState::bytes(plan), size(most_split(plan))));
     }
 
-    // Four tasks a thread even out what the spans' ends and other programs make uneven.
-    const std::int64_t runs_wanted = ceil_div(4 * concurrency, items);
-    const std::int64_t last_group = all_spans.empty() ? 0 : (all_spans.end - 1) / kGroup;
-    for (std::int64_t group = all_spans.empty() ? 0 : all_spans.begin / kGroup; group <= last_group; ++group) {
-        const Range wave{std::max(group * kGroup, all_spans.begin), std::min((group + 1) * kGroup, all_spans.end)};
-        const std::int64_t wave_spans = std::max(wave.end - wave.begin, std::int64_t{0});
-        const std::int64_t runs = std::clamp(wave_spans, std::int64_t{1}, runs_wanted);
-        const std::int64_t run_spans = ceil_div(wave_spans, runs);
-        for (std::int64_t i = 0; i < items; ++i) item_at(i).left->store(runs, std::memory_order_relaxed);
-        parallel_for(*context.executor, size(items * runs), [&](std::size_t task, std::size_t worker) noexcept {
-            const std::int64_t i = static_cast<std::int64_t>(task) % items;
-            const std::int64_t run = static_cast<std::int64_t>(task) / items;
-            Carver carver(workers + worker * worker_bytes);
-            Scratch scratch(plan, carver);
-            const RowBlock block = block_at(scratch, i);
-            if (!block.exists() || plan.problem.stop.stop_requested()) return;
-            const SplitItem item = item_at(i);
-            const std::size_t rows = block.rows();
-            const Range spans = block.spans();
-            const Range mine{std::max(wave.begin + run * run_spans, spans.begin),
-                             std::min({wave.begin + (run + 1) * run_spans, wave.end, spans.end})};
-            if (!mine.empty()) block.load_query();
-            for (std::int64_t span = mine.begin; span < mine.end; ++span) {
-                block.store_span(span, rows_from(item.spans, size(span % kGroup) * rows));
+    /// Lists the units, heaviest first. `scratch` is not written to.
+    void list(Scratch& scratch) noexcept {
+        std::int64_t total = 0;
+        for (std::size_t s = 0; s < plan_.problem.sequences.size(); ++s) {
+            const auto sequence = static_cast<std::int64_t>(s);
+            const std::int64_t blocks = ceil_div(plan_.problem.sequences[s].q_len, plan_.block_positions);
+            for (std::int64_t index = 0; index < blocks; ++index) {
+                const RowBlock block(plan_, scratch, sequence * plan_.problem.kv_heads, index);
+                const Range spans = block.spans();
+                const std::int64_t work = static_cast<std::int64_t>(block.rows()) * (spans.end - spans.begin);
+                units_[count_++] = {sequence, index, spans, work, -1, 1, 0};
+                total += work * plan_.problem.kv_heads;
             }
-            if (item.left->fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+        }
+        share_ = std::max<std::int64_t>(ceil_div(total, kTasksPerThread * plan_.threads), 1);
+        std::int64_t states = most_split(plan_);
+        for (Unit& unit : std::span(units_, count_)) {
+            if (unit.work <= share_ || states < plan_.problem.kv_heads) continue;
+            states -= plan_.problem.kv_heads;
+            unit.first_state = states;
+            for (std::int64_t head = 0; head < plan_.problem.kv_heads; ++head) {
+                const SplitState state = state_of(unit, head);
+                make_empty(state.total, size(plan_.block_rows()));
+                new (state.left) std::atomic<std::int64_t>(0);
+            }
+        }
+    }
 
-            make_empty(item.group, rows);
-            for (std::int64_t span = std::max(wave.begin, spans.begin); span < std::min(wave.end, spans.end); ++span) {
-                plan.kernels.merge(
-                    {item.group, rows_from(item.spans, size(span % kGroup) * rows), rows, plan.layout.columns()});
+    /// Sets up the tasks of wave `wave` and returns how many there are; 0: all is done.
+    std::int64_t begin_wave(std::int64_t wave) noexcept {
+        for (Unit& unit : std::span(units_, count_)) {
+            unit.runs = wave == 0 ? 1 : 0;
+            if (unit.first_state < 0) continue;
+            const std::int64_t spans = std::max(wave_of(unit, wave).end - wave_of(unit, wave).begin, std::int64_t{0});
+            const std::int64_t rows = unit.work / (unit.spans.end - unit.spans.begin);
+            unit.runs = std::min(ceil_div(spans * rows, share_), spans);
+            for (std::int64_t head = 0; head < plan_.problem.kv_heads; ++head) {
+                state_of(unit, head).left->store(unit.runs, std::memory_order_relaxed);
             }
-            plan.kernels.merge({item.total, item.group, rows, plan.layout.columns()});
-            if (group == last_group) block.finish(item.total);
+        }
+        std::sort(units_, units_ + count_, [](const Unit& a, const Unit& b) noexcept {
+            const std::int64_t of_a = a.work / std::max<std::int64_t>(a.runs, 1);
+            const std::int64_t of_b = b.work / std::max<std::int64_t>(b.runs, 1);
+            if (of_a != of_b) return of_a > of_b;
+            return a.sequence != b.sequence ? a.sequence < b.sequence : a.index > b.index;
         });
-        if (plan.problem.stop.stop_requested()) return false;
+        std::int64_t tasks = 0;
+        for (Unit& unit : std::span(units_, count_)) {
+            unit.first_task = tasks;
+            tasks += unit.runs * plan_.problem.kv_heads;
+        }
+        return tasks;
     }
-    return true;
-}
 
-bool splits(const Context::Impl& context, const Plan& plan) noexcept {
-    const auto concurrency = static_cast<std::int64_t>(context.executor->concurrency());
-    return concurrency > 1 && plan.items() * plan.row_blocks() < 2 * concurrency;
-}
+    void run(std::int64_t task, std::int64_t wave, Scratch& scratch) const noexcept {
+        const Unit& unit = *(std::upper_bound(units_, units_ + count_, task,
+                                              [](std::int64_t t, const Unit& u) noexcept { return t < u.first_task; }) -
+                             1);
+        const std::int64_t head = (task - unit.first_task) % plan_.problem.kv_heads;
+        const std::int64_t item = unit.sequence * plan_.problem.kv_heads + head;
+        if (unit.first_state < 0) {
+            walk(plan_, scratch, item, unit.index);
+        } else {
+            run_part(unit, head, (task - unit.first_task) / plan_.problem.kv_heads, wave, scratch);
+        }
+    }
+
+  private:
+    struct Carved {
+        Unit* units;
+        std::size_t bytes;
+    };
+    static Carved carve(const Plan& plan, std::byte* memory) noexcept {
+        // whole pages, so that the bytes do not tell of every row block
+        constexpr std::size_t kUnitsAtOnce = 64;
+        Carver carver(memory);
+        Unit* units = carver.take<Unit>(kernels::round_up(
+            std::max<std::size_t>(saturating_product(plan.problem.sequences.size(), size(plan.row_blocks())), 1),
+            kUnitsAtOnce));
+        return {units, carver.used()};
+    }
+
+    /// Split states that a call may need. What is more than a task's share has fewer than tasks' parts in the call; and
+    /// row blocks of several row tiles are not split: there are enough of them.
+    static std::int64_t most_split(const Plan& plan) noexcept {
+        if (plan.threads == 1 || (plan.block_rows() > kRowTile && plan.block_positions > 1)) return 0;
+        const std::int64_t kv_heads = std::max<std::int64_t>(plan.problem.kv_heads, 1);
+        return std::min(plan.items() * plan.row_blocks(), (kTasksPerThread * plan.threads - 1) / kv_heads * kv_heads);
+    }
+
+    SplitState state_of(const Unit& unit, std::int64_t head) const noexcept {
+        Carver carver(memory_ + carve(plan_, nullptr).bytes + size(unit.first_state + head) * SplitState::bytes(plan_));
+        return SplitState(plan_, carver);
+    }
+
+    /// The spans of a unit in a wave. Waves are whole groups.
+    Range wave_of(const Unit& unit, std::int64_t wave) const noexcept {
+        const std::int64_t first = unit.spans.begin / kGroup * kGroup + wave * wave_spans(plan_);
+        return {std::max(first, unit.spans.begin), std::min(first + wave_spans(plan_), unit.spans.end)};
+    }
+
+    /// Some spans of a row block; the last task of a wave folds.
+    void run_part(const Unit& unit, std::int64_t head, std::int64_t run, std::int64_t wave,
+                  Scratch& scratch) const noexcept {
+        const RowBlock block(plan_, scratch, unit.sequence * plan_.problem.kv_heads + head, unit.index);
+        const SplitState state = state_of(unit, head);
+        const std::size_t rows = block.rows();
+        const std::size_t columns = plan_.layout.columns();
+        const Range spans = wave_of(unit, wave);
+        const auto at = [&](std::int64_t span) noexcept {
+            return rows_from(state.spans, size(span % wave_spans(plan_)) * rows);
+        };
+        block.load_query();
+        const std::int64_t count = spans.end - spans.begin;
+        for (std::int64_t span = spans.begin + count * run / unit.runs;
+             span < spans.begin + count * (run + 1) / unit.runs; ++span) {
+            if (plan_.problem.stop.stop_requested()) return;
+            block.store_span(span, at(span));
+        }
+        if (state.left->fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+
+        for (std::int64_t span = spans.begin; span < spans.end;) {
+            make_empty(state.group, rows);
+            for (const std::int64_t end = std::min((span / kGroup + 1) * kGroup, spans.end); span < end; ++span) {
+                plan_.kernels.merge({state.group, at(span), rows, columns});
+            }
+            plan_.kernels.merge({state.total, state.group, rows, columns});
+        }
+        if (spans.end == unit.spans.end) block.finish(state.total);
+    }
+
+    const Plan& plan_;
+    std::byte* const memory_;
+    Unit* const units_;
+    std::size_t count_ = 0;
+    std::int64_t share_ = 1;  ///< of a task
+};
 
 bool computes(const Plan& plan) noexcept { return plan.longest > 0 && plan.problem.heads > 0; }
 
@@ -170,15 +251,32 @@ bool computes(const Plan& plan) noexcept { return plan.longest > 0 && plan.probl
 AttentionScratch attention_scratch(const Context::Impl& context, const AttentionProblem& problem) noexcept {
     const Plan plan(context, problem);
     if (!computes(plan)) return {};
-    return {
-        saturating_product(Scratch::bytes(plan), context.executor->worker_slots()),
-        splits(context, plan) ? saturating_product(SplitItem::bytes(plan), size(plan.items() * plan.row_blocks())) : 0};
+    return {saturating_product(Scratch::bytes(plan), context.executor->worker_slots()), Schedule::bytes(plan)};
 }
 
 bool run_attention(Context::Impl& context, Workspace& workspace, const AttentionProblem& problem) {
     const Plan plan(context, problem);
     if (!computes(plan)) return true;
-    return splits(context, plan) ? run_split(context, workspace, plan) : run_walk(context, workspace, plan);
+    const AttentionScratch needed = attention_scratch(context, problem);
+    const std::size_t worker_bytes = Scratch::bytes(plan);
+    std::byte* workers = workspace.workers.ensure(needed.workers);
+    Schedule schedule(plan, workspace.states.ensure(needed.states));
+    const auto scratch_of = [&](std::size_t worker) noexcept {
+        Carver carver(workers + worker * worker_bytes);
+        return Scratch(plan, carver);
+    };
+    Scratch first = scratch_of(0);
+    schedule.list(first);
+    for (std::int64_t wave = 0;; ++wave) {
+        const std::int64_t tasks = schedule.begin_wave(wave);
+        if (tasks == 0) return true;
+        parallel_for(*context.executor, size(tasks), [&](std::size_t task, std::size_t worker) noexcept {
+            if (problem.stop.stop_requested()) return;
+            Scratch scratch = scratch_of(worker);
+            schedule.run(static_cast<std::int64_t>(task), wave, scratch);
+        });
+        if (problem.stop.stop_requested()) return false;
+    }
 }
 
 bool run_scores(Context::Impl& context, Workspace& workspace, const AttentionProblem& problem,
