@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -38,6 +39,29 @@ void check_options(const KvCacheOptions& options) {
         throw InvalidArgument(fmt::format("KvCacheOptions: rotary is made for a head_dim of {}; the shape's is {}",
                                           options.rotary->head_dim(), options.shape.head_dim));
     }
+    const bool codes = kernels::has_codes(stored_type(options.shape.key_type));
+    if (options.hadamard_keys && !codes) {
+        throw InvalidArgument(fmt::format("KvCacheOptions: hadamard_keys is true and keys are {}; allowed: int8, int4",
+                                          to_string(options.shape.key_type)));
+    }
+    if (!options.key_centre.empty()) {
+        if (!codes) {
+            throw InvalidArgument(
+                fmt::format("KvCacheOptions: key_centre is given and keys are {}; allowed: int8, int4",
+                            to_string(options.shape.key_type)));
+        }
+        const auto elements = static_cast<std::size_t>(options.shape.kv_heads * options.shape.head_dim);
+        if (options.key_centre.size() != elements) {
+            throw InvalidArgument(
+                fmt::format("KvCacheOptions: key_centre has {} elements; it must have kv_heads x head_dim, {}",
+                            options.key_centre.size(), elements));
+        }
+        for (std::size_t i = 0; i < elements; ++i) {
+            if (std::isfinite(options.key_centre[i])) continue;
+            throw InvalidArgument(
+                fmt::format("KvCacheOptions: key_centre[{}] is {}; it must be finite", i, options.key_centre[i]));
+        }
+    }
     if (options.pool != nullptr && options.memory != nullptr) {
         throw InvalidArgument("KvCacheOptions: pool and memory are both set; give one");
     }
@@ -71,9 +95,9 @@ constexpr std::int64_t kRoundTokens = 64 * kBlock;
 
 }  // namespace
 
-/// Where keys are rotated: a part of a workspace.
-struct KvCache::Impl::RotaryScratch {
-    float* cosine;  ///< [kRoundTokens][half], of the round's first row on
+/// Where keys are made ready before they are stored: a part of a workspace.
+struct KvCache::Impl::RowScratch {
+    float* cosine;  ///< [kRoundTokens][half], of the round's first row on; with a rotary description
     float* sine;
     float* rows;  ///< [worker][kPanelTokens][head_dim]
 };
@@ -82,6 +106,7 @@ KvCache::Impl::Impl(const KvCacheOptions& options)
     : pool(pool_of(options)),
       capacity(options.capacity),
       rotary(options.rotary),
+      transform{{options.key_centre.begin(), options.key_centre.end()}, options.hadamard_keys},
       layers(static_cast<std::size_t>(options.layers)) {}
 
 KvCache::Impl::~Impl() { reset(); }
@@ -148,16 +173,16 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
                                       layer.length, capacity));
     }
     if (tokens == 0) return;
-    if (!rotary) {
+    if (!rotary && !transform.changes_keys()) {
         take_blocks(std::span(&layer, 1), tokens);
         pack(context, layer, keys, values, 0, tokens, nullptr);
     } else {
         Context::Impl& impl = context.impl();
-        const auto half = static_cast<std::size_t>(rotary->rotary_dim()) / 2;
+        const auto half = rotary ? static_cast<std::size_t>(rotary->rotary_dim()) / 2 : 0;
         const auto round = static_cast<std::size_t>(std::min(tokens, kRoundTokens));
         const auto head_dim = static_cast<std::size_t>(shape.head_dim);
         auto workspace = impl.workspaces.lend();
-        RotaryScratch scratch{};
+        RowScratch scratch{};
         scratch.cosine = workspace->rows.ensure_floats(2 * round * half);
         scratch.sine = scratch.cosine + round * half;
         scratch.rows =
@@ -166,11 +191,13 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
         for (std::int64_t first = 0; first < tokens; first += kRoundTokens) {
             const std::int64_t last = std::min(tokens, first + kRoundTokens);
             const std::int64_t elements = (last - first) * shape.kv_heads * (shape.head_dim + shape.value_dim);
-            parallel_for(*context.impl().executor, static_cast<std::size_t>(last - first), elements,
-                         [&](std::size_t i, std::size_t) noexcept {
-                             rotary->tabulate(layer.length + first + static_cast<std::int64_t>(i),
-                                              scratch.cosine + i * half, scratch.sine + i * half);
-                         });
+            if (rotary) {
+                parallel_for(*impl.executor, static_cast<std::size_t>(last - first), elements,
+                             [&](std::size_t i, std::size_t) noexcept {
+                                 rotary->tabulate(layer.length + first + static_cast<std::int64_t>(i),
+                                                  scratch.cosine + i * half, scratch.sine + i * half);
+                             });
+            }
             pack(context, layer, keys, values, first, last, &scratch);
         }
     }
@@ -178,7 +205,7 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
 }
 
 void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor<3>& keys, const InputTensor<3>& values,
-                         std::int64_t first, std::int64_t last, const RotaryScratch* scratch) const {
+                         std::int64_t first, std::int64_t last, const RowScratch* scratch) const {
     const KvShape& shape = pool->shape();
     const std::int64_t begin = layer.length + first;
     const std::int64_t end = layer.length + last;
@@ -189,11 +216,11 @@ void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor
     const kernels::BlockLayout layout = pool->impl().layout();
     const InputRows key_rows = input_rows(keys);
     const InputRows value_rows = input_rows(values);
-    // Keys `from` on of a head, rotated in dense rows and packed a panel at a time.
-    const auto pack_rotated = [&](std::size_t head, std::int64_t from, std::size_t count, const Block& block,
-                                  std::size_t lane, std::size_t worker) noexcept {
-        const auto half = static_cast<std::size_t>(rotary->rotary_dim()) / 2;
-        const bool interleaved = rotary->pairing() == RotaryPairing::interleaved;
+    // Keys `from` on of a head, made ready in dense rows and stored a panel at a time.
+    const auto store_ready = [&](std::size_t head, std::int64_t from, std::size_t count, const Block& block,
+                                 std::size_t lane, std::size_t worker) noexcept {
+        const auto half = rotary ? static_cast<std::size_t>(rotary->rotary_dim()) / 2 : 0;
+        const bool interleaved = rotary && rotary->pairing() == RotaryPairing::interleaved;
         const auto key_head = static_cast<std::int64_t>(head);
         float* const dense = scratch->rows + worker * kernels::kPanelTokens * layout.head_dim;
         for (std::size_t done = 0; done < count;) {
@@ -202,11 +229,12 @@ void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor
             const std::int64_t row = from - layer.length + static_cast<std::int64_t>(done);
             kernels.scale_rows({key_rows.rows(key_head, row, static_cast<std::int64_t>(rows), layout.head_dim), 1.0F,
                                 dense, layout.head_dim});
-            for (std::size_t i = 0; i < rows; ++i) {
+            for (std::size_t i = 0; rotary && i < rows; ++i) {
                 const std::size_t place = (static_cast<std::size_t>(row - first) + i) * half;
                 kernels.rotate({dense + i * layout.head_dim, 1, layout.head_dim, half, scratch->cosine + place,
                                 scratch->sine + place, interleaved});
             }
+            transform.apply(kernels, head, dense, rows, layout.head_dim);
             const auto stride = static_cast<std::ptrdiff_t>(layout.head_dim);
             write_keys(kernels, layout, {dense, kernels::ElementType::f32, stride, 1, rows, layout.head_dim},
                        block.keys(head), lane + done);
@@ -229,7 +257,7 @@ void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor
         const std::size_t begun = (lane + count) / kernels::kPanelTokens * kernels::kPanelTokens;
         if (lane <= begun && begun < lane + count) clear_panel(layout, block.keys(head), block.values(head), begun);
         if (scratch != nullptr) {
-            pack_rotated(head, from, count, block, lane, worker);
+            store_ready(head, from, count, block, lane, worker);
         } else {
             write_keys(kernels, layout, key_rows.rows(row_head, row, tokens, layout.head_dim), block.keys(head), lane);
         }
@@ -314,6 +342,7 @@ void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTenso
                                           first, first + count, layer.length));
     }
     const kernels::BlockLayout layout = impl_->pool->impl().layout();
+    std::vector<double> row(layout.head_dim);
     const FloatEnvironment environment;  // narrowing rounds
     for (std::int64_t i = 0; i < count; ++i) {
         const Block& block = layer.blocks[static_cast<std::size_t>((first + i) / kBlock)];
@@ -322,8 +351,12 @@ void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTenso
             const auto kv_head = static_cast<std::size_t>(head);
             const std::int64_t key = head * keys.strides[0] + i * keys.strides[1];
             for (std::size_t d = 0; d < layout.head_dim; ++d) {
+                row[d] = static_cast<double>(read_key(layout, block.keys(kv_head), token, d));
+            }
+            impl_->transform.undo(kv_head, row.data(), layout.head_dim);
+            for (std::size_t d = 0; d < layout.head_dim; ++d) {
                 store_element(keys.data, keys.dtype, key + static_cast<std::int64_t>(d) * keys.strides[2],
-                              read_key(layout, block.keys(kv_head), token, d));
+                              static_cast<float>(row[d]));
             }
             const std::int64_t value = head * values.strides[0] + i * values.strides[1];
             for (std::size_t d = 0; d < layout.value_dim; ++d) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/block_pool.hpp"
+#include "engine/key_transform.hpp"
 
 namespace headlong {
 
@@ -34,14 +35,15 @@ class KvCache::Impl {
     const std::shared_ptr<BlockPool> pool;
     const std::int64_t capacity;
     const std::optional<Rotary> rotary;
+    const KeyTransform transform;
     std::vector<Layer> layers;
 
   private:
-    struct RotaryScratch;
+    struct RowScratch;
 
     /// Writes rows [first, last) of the views, the layer's blocks being there; they become visible with its length.
     void pack(Context& context, const Layer& layer, const InputTensor<3>& keys, const InputTensor<3>& values,
-              std::int64_t first, std::int64_t last, const RotaryScratch* scratch) const;
+              std::int64_t first, std::int64_t last, const RowScratch* scratch) const;
     /// Takes the blocks that the listed layers need for `tokens` more tokens each; all of them or none.
     void take_blocks(std::span<Layer> these, std::int64_t tokens);
 };

@@ -44,6 +44,7 @@ constinit const kernels::KernelTable table{
     .rms_norm = rms_norm,
     .rotate = rotate,
     .swiglu = swiglu,
+    .hadamard = hadamard,
     .quantise_panels = quantise_panels,
     .quantise_rows = quantise_rows,
     .dot_codes = dot_codes,

@@ -42,6 +42,7 @@ struct TokenRange {
 };
 
 /// What becomes of a score between the product and the softmax, in this order; all in units of log2.
+///   shift      s = s + shift: what the centre of the keys adds
 ///   softcap    s = softcap * tanh(s / softcap)
 ///   ALiBi      s = s - slope * |position - token|
 ///   bias       s = s + bias, or -infinity where the bias is: selected, not added, so that a NaN does not get through
@@ -52,6 +53,7 @@ struct ScoreRules {
     const float* const* bias = nullptr;  ///< [row_count] rows of [512], read in the panels of the row's range,
                                          ///< used in the range; null = off.
                                          ///< -infinity: not allowed
+    const float* shifts = nullptr;       ///< [row_count]; null = off
 };
 
 /// Applies the rules to the scores of each row's range; other scores are unspecified afterwards.
@@ -220,6 +222,16 @@ struct Rotate {
     bool interleaved;
 };
 
+/// The Walsh-Hadamard transform in place: a row is cut into blocks of b elements, the largest power of two that divides
+/// its length; a block is multiplied by the matrix of +1 and -1 (Sylvester's order) / sqrt(b), which is its own
+/// inverse. Additions in a fixed order and one multiplication: the same bits on every set.
+struct Hadamard {
+    float* rows;
+    std::size_t row_stride;  ///< floats
+    std::size_t row_count;
+    std::size_t columns;
+};
+
 /// out[i] = gate[i] * sigmoid(gate[i]) * up[i] (Shazeer 2020, "GLU Variants Improve Transformer"). out may be gate or
 /// up.
 struct SwiGlu {
@@ -346,6 +358,7 @@ struct KernelTable {
     void (*rms_norm)(const RmsNorm&) noexcept;
     void (*rotate)(const Rotate&) noexcept;
     void (*swiglu)(const SwiGlu&) noexcept;
+    void (*hadamard)(const Hadamard&) noexcept;
     void (*quantise_panels)(const QuantisePanels&) noexcept;
     void (*quantise_rows)(const QuantiseRows&) noexcept;
     void (*dot_codes)(const DotCodes&) noexcept;

@@ -95,4 +95,30 @@ inline void swiglu(const kernels::SwiGlu& a) noexcept {
     }
 }
 
+inline void hadamard(const kernels::Hadamard& a) noexcept {
+    const std::size_t block = a.columns & (~a.columns + 1);  // its lowest bit
+    const float unit = 1.0F / __builtin_sqrtf(static_cast<float>(block));
+    for (std::size_t r = 0; r < a.row_count; ++r) {
+        float* row = a.rows + r * a.row_stride;
+        for (std::size_t half = 1; half < block; half *= 2) {
+            for (std::size_t c = 0; c < a.columns; c += 2 * half) {
+                std::size_t i = c;
+                for (; i + kLanes <= c + half; i += kLanes) {
+                    const F32 x = load(row + i);
+                    const F32 y = load(row + i + half);
+                    store(row + i, x + y);
+                    store(row + i + half, x - y);
+                }
+                for (; i < c + half; ++i) {
+                    const float x = row[i];
+                    const float y = row[i + half];
+                    row[i] = x + y;
+                    row[i + half] = x - y;
+                }
+            }
+        }
+        for (std::size_t c = 0; c < a.columns; ++c) row[c] *= unit;
+    }
+}
+
 }  // namespace headlong::HEADLONG_ISA

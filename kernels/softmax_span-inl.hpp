@@ -75,6 +75,7 @@ HEADLONG_INLINE float range_maximum(const float* scores, kernels::TokenRange ran
 inline void adjust_row(float* scores, kernels::TokenRange range, const kernels::ScoreRules& rules,
                        std::size_t row) noexcept {
     static constexpr float kLaneNumbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const F32 shift = broadcast(rules.shifts != nullptr ? rules.shifts[row] : 0.0F);
     const F32 softcap = broadcast(rules.softcap);
     const F32 inverse_softcap = divide(broadcast(1.0F), softcap);
     const F32 minus_slope = broadcast(rules.slopes != nullptr ? -rules.slopes[row] : 0.0F);
@@ -83,6 +84,7 @@ inline void adjust_row(float* scores, kernels::TokenRange range, const kernels::
     if (range.begin >= range.end) return;
     for (std::size_t token = range.begin / 16 * 16; token < range.end; token += kLanes) {
         F32 s = load(scores + token);
+        if (rules.shifts != nullptr) s = s + shift;
         if (rules.softcap != 0.0F) s = softcap * tanh(s * inverse_softcap);
         if (rules.slopes != nullptr) {
             const F32 at = broadcast(static_cast<float>(token / 16 * 16)) + load(kLaneNumbers + token % 16);
@@ -103,7 +105,8 @@ inline void adjust_scores(const kernels::AdjustScores& a) noexcept {
 }
 
 inline void softmax_span(const kernels::SoftmaxSpan& a) noexcept {
-    const bool adjusts = a.rules.softcap != 0.0F || a.rules.slopes != nullptr || a.rules.bias != nullptr;
+    const bool adjusts =
+        a.rules.shifts != nullptr || a.rules.softcap != 0.0F || a.rules.slopes != nullptr || a.rules.bias != nullptr;
     for (std::size_t r = 0; r < a.row_count; ++r) {
         float* scores = a.scores + r * a.score_stride;
         const float* bias = a.rules.bias != nullptr ? a.rules.bias[r] : nullptr;

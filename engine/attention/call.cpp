@@ -351,6 +351,8 @@ void set_blocks(const KvCache& cache, std::size_t layer, Sequence& sequence) {
     sequence.blocks = cache.impl().layer(layer).blocks.data();
     sequence.key_type = stored_type(cache.shape().key_type);
     sequence.value_type = stored_type(cache.shape().value_type);
+    const KeyTransform& transform = cache.impl().transform;
+    if (transform.changes_keys()) sequence.transform = &transform;
 }
 
 void set_cached(const CachedQuery& query, const AttentionOptions& options, std::size_t index, Sequence& sequence) {

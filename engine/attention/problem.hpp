@@ -7,6 +7,7 @@
 
 #include "engine/block_pool.hpp"
 #include "engine/context_impl.hpp"
+#include "engine/key_transform.hpp"
 #include "engine/rows.hpp"
 
 namespace headlong {
@@ -45,7 +46,8 @@ struct Sequence {
     const Block* blocks = nullptr;  ///< of a cache's layer, of these types, or ...
     kernels::StoredType key_type = kernels::StoredType::f32;
     kernels::StoredType value_type = kernels::StoredType::f32;
-    std::span<const Page> pages;  ///< ... plain memory
+    const KeyTransform* transform = nullptr;  ///< of the cache's keys; null: none
+    std::span<const Page> pages;              ///< ... plain memory
     MaskRows mask;
 
     OutputRows output;        ///< base is null if not wanted

@@ -61,6 +61,7 @@ Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
       packs(false),
       key_codes(false),
       value_codes(false),
+      centred(false),
       masked(false) {
     bool halves = false;
     for (const Sequence& sequence : p.sequences) {
@@ -70,6 +71,7 @@ Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
             halves = halves || is_half(sequence.key_type) || is_half(sequence.value_type);
             key_codes = key_codes || kernels::has_codes(sequence.key_type);
             value_codes = value_codes || kernels::has_codes(sequence.value_type);
+            centred = centred || (sequence.transform != nullptr && !sequence.transform->centre.empty());
         }
         masked = masked || sequence.mask.base != nullptr;
     }
@@ -100,6 +102,7 @@ Scratch::Scratch(const Plan& plan, Carver& carver) noexcept {
     bias_rows = carver.take<const float*>(size(kRowTile));
     packed = carver.take<float>(plan.packs ? kSpanBlocks * plan.layout.bytes() / sizeof(float) : 0);
     query_codes = carver.take<std::uint8_t>(plan.key_codes ? rows * kernels::code_row_bytes(plan.layout.head_dim) : 0);
+    shifts = carver.take<float>(plan.centred ? rows : 0);
     weight_codes = carver.take<std::int16_t>(plan.value_codes ? size(kRowTile) * kScoreStride : 0);
 }
 
@@ -113,10 +116,25 @@ void RowBlock::load_query() const noexcept {
              rotates ? 1.0F : problem.factor, scratch_.query + size(g) * depth, size(plan_.heads_per_kv_head) * depth});
     }
     if (rotates) rotate_query();
+    if (sequence_.transform != nullptr) transform_query();
     if (sequence_.blocks != nullptr && kernels::has_codes(sequence_.key_type)) {
         plan_.kernels.quantise_rows(
             {scratch_.query, depth, rows(), depth, scratch_.query_codes, kernels::code_row_bytes(depth)});
     }
+}
+
+void RowBlock::transform_query() const noexcept {
+    const std::size_t depth = plan_.layout.head_dim;
+    if (const float* centre = sequence_.transform->centre_of(size(kv_head_), depth)) {
+        for (std::size_t r = 0; r < rows(); ++r) {
+            double sum = 0.0;
+            for (std::size_t d = 0; d < depth; ++d) {
+                sum += static_cast<double>(scratch_.query[r * depth + d]) * static_cast<double>(centre[d]);
+            }
+            scratch_.shifts[r] = static_cast<float>(sum);
+        }
+    }
+    if (sequence_.transform->hadamard) plan_.kernels.hadamard({scratch_.query, depth, rows(), depth});
 }
 
 void RowBlock::rotate_query() const noexcept {
@@ -342,6 +360,9 @@ kernels::TokenRange RowBlock::masked_range(std::int64_t span_begin, const std::b
 kernels::ScoreRules RowBlock::rules(const Tile& tile) const noexcept {
     kernels::ScoreRules rules;
     rules.softcap = plan_.problem.softcap;
+    if (sequence_.transform != nullptr && !sequence_.transform->centre.empty()) {
+        rules.shifts = scratch_.shifts + tile.row;
+    }
     if (plan_.problem.alibi_slopes != nullptr) {
         rules.slopes = scratch_.slopes;
         rules.positions = scratch_.positions;

@@ -52,6 +52,7 @@ struct Plan {
     bool packs;                    ///< some sequence is of plain memory, or widened
     bool key_codes;                ///< some sequence has keys of codes, ...
     bool value_codes;              ///< ... or values
+    bool centred;                  ///< some sequence has keys that are centred
     bool masked;                   ///< some sequence has a mask
 
     Plan(const Context::Impl& context, const AttentionProblem& problem) noexcept;
@@ -81,6 +82,7 @@ struct Scratch {
     const float** bias_rows;      ///< [row tile]
     float* packed;                ///< 8 blocks of floats: plain keys and values, or widened ones
     std::uint8_t* query_codes;    ///< [block rows][code_row_bytes], with keys of codes
+    float* shifts;                ///< [block rows], with centred keys: what their centre adds to a row's scores
     std::int16_t* weight_codes;   ///< [row tile][score stride], with values of codes
 
     Scratch(const Plan& plan, Carver& carver) noexcept;
@@ -152,6 +154,7 @@ class RowBlock {
     };
 
     void rotate_query() const noexcept;
+    void transform_query() const noexcept;
     /// The head and the query row of row r.
     std::int64_t head_of(std::int64_t row) const noexcept {
         return kv_head_ * plan_.heads_per_kv_head + row % plan_.heads_per_kv_head;

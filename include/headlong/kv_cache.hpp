@@ -74,6 +74,14 @@ struct KvCacheOptions {
     /// If given, append() and attend() take unrotated rows: keys are stored rotated at their position in the cache, and
     /// queries are rotated at theirs. Its head_dim is the shape's.
     std::optional<Rotary> rotary = {};
+    /// Subtracted from keys before they are quantised, after rotation: [kv_heads, head_dim], copied; empty = nothing.
+    /// What it adds to a score is added back to every score. Fixed for the life of the cache. Of keys that share a
+    /// large mean, most of the scale would go to that. Only with keys of int8 or int4; elements must be finite.
+    std::span<const float> key_centre = {};
+    /// Keys are turned by a Walsh-Hadamard transform before they are quantised, and queries when they meet them: scores
+    /// stay what they were, and an outlier is spread over all elements (Ashkboos et al. 2024, "QuaRot"). Of a head_dim
+    /// that is no power of two, blocks of the largest one that divides it. Only with keys of int8 or int4.
+    bool hadamard_keys = false;
     std::shared_ptr<BlockPool> pool = {};         ///< to share blocks with other caches; must have the same shape
     std::pmr::memory_resource* memory = nullptr;  ///< for a pool of its own; not with `pool`
 };
