@@ -86,9 +86,10 @@ TEST_F(CommandLineTest, BadCallsAreOneLineAndCodeTwo) {
     expect_bad_call("--bogus", {"--bogus", "headlong --help"});
     expect_bad_call("bogus", {"bogus", "headlong --help"});
     expect_bad_call("verify --bogus", {"--bogus", "headlong verify --help"});
-    expect_bad_call("verify --kv int8", {"--kv is 'int8'", "not built yet", "f32, f16 and bf16"});
-    expect_bad_call("verify --kv f64", {"--kv is 'f64'", "no type", "f32, f16 and bf16"});
-    expect_bad_call("verify --kv f16,f32", {"--kv is 'f16,f32'", "a list", "f16:f32"});
+    expect_bad_call("verify --kv f64", {"--kv is 'f64'", "no type", "f32, f16, bf16, int8 and int4"});
+    expect_bad_call("verify --kv int8:int2",
+                    {"--kv is 'int8:int2'", "'int2' is no type", "f32, f16, bf16, int8 and int4"});
+    expect_bad_call("verify --kv f16,f32", {"--kv is 'f16,f32'", "a list", "int8:f16"});
     expect_bad_call("info --measures", {"--measures"});
     expect_bad_call("info extra", {"extra"});
     expect_bad_call("verify --isa", {"--isa"});
@@ -186,8 +187,8 @@ TEST_F(CommandLineTest, SelfTestPasses) {
     EXPECT_GE(report["passed"], 20 * available_isas().size());
 }
 
-TEST_F(CommandLineTest, CachesOf16BitsPassOnWhatTheyHold) {
-    for (const std::string types : {"f16", "bf16", "f16:f32"}) {
+TEST_F(CommandLineTest, CachesOfOtherTypesPassOnWhatTheyHold) {
+    for (const std::string types : {"f16", "bf16", "f16:f32", "int8", "int4", "int8:f16", "f32:int4"}) {
         SCOPED_TRACE(types);
         const std::string kv = "--isa all --kv " + types + " ";
         const json self_test = verify(kv, 0);
@@ -206,7 +207,7 @@ TEST_F(CommandLineTest, CachesOf16BitsPassOnWhatTheyHold) {
     tensors[2] = tensor_to_write("V", "F32", {1, 1, 1, 3}, std::vector<float>(3, 1.0F + 0x1p-12F));
     tensors[3] = tensor_to_write("Y", "F32", {1, 2, 1, 3}, std::vector<float>(6, 1.0F + 0x1p-12F));
     write_safetensors(case_path(), tensors, kAttention);
-    for (const char* types : {"f32", "f16", "f32:f16"}) {
+    for (const char* types : {"f32", "f16", "f32:f16", "int8:f16"}) {
         const json report = verify(std::string("--kv ") + types + " '" + case_path() + "'", 0);
         EXPECT_EQ(report["passed"], 1) << report;
         EXPECT_EQ(report["cases"][0]["max_abs_err"], 0.0) << types;
@@ -530,10 +531,10 @@ TEST_F(CommandLineTest, GenerateContinuesTheGoldenPrompt) {
     EXPECT_EQ(json::parse(run(seeded).out)["tokens"], json::parse(run(seeded).out)["tokens"]);
 }
 
-TEST_F(CommandLineTest, SharedCasesPassWithCachesOf16Bits) {
+TEST_F(CommandLineTest, SharedCasesPassWithCachesOfOtherTypes) {
     const std::filesystem::path shared = shared_data("conformance");
     if (shared.empty()) GTEST_SKIP() << "needs the shared data's folder conformance (set HEADLONG_SHARED)";
-    for (const std::string types : {"f16", "bf16", "f32:bf16"}) {
+    for (const std::string types : {"f16", "bf16", "f32:bf16", "int8", "int4", "int8:f16", "f32:int4"}) {
         for (const auto& [folder, passed] :
              std::map<std::string, std::size_t>{{"multi_head", 8}, {"onnx_attention", 52}, {"attention_edges", 20}}) {
             const json report = verify("--kv " + types + " '" + (shared / folder).string() + "'", 0);
@@ -555,13 +556,18 @@ TEST_F(CommandLineTest, GenerateKeepsKeysAndValuesInTheTypesAskedFor) {
     EXPECT_EQ(generated("--kv f16")["kv_bytes"], bytes / 2);
     EXPECT_EQ(generated("--kv bf16")["kv_bytes"], bytes / 2);
     EXPECT_EQ(generated("--kv f16:f32")["kv_bytes"], bytes / 4 * 3);
-    EXPECT_EQ(generated("--kv f16")["tokens"].size(), 20U);
+    // a key and a value of a token: 64 numbers, or as many codes with two scales
+    EXPECT_EQ(generated("--kv int8")["kv_bytes"], bytes / 256 * 72);
+    EXPECT_EQ(generated("--kv int8:f32")["kv_bytes"], bytes / 256 * (36 + 128));
+    for (const char* types : {"f16", "int8", "int4"}) {
+        EXPECT_EQ(generated(std::string("--kv ") + types)["tokens"].size(), 20U) << types;
+    }
 }
 
 TEST_F(CommandLineTest, GenerateRefusesBadCalls) {
-    expect_bad_call("generate -p a --kv int4", {"--kv is 'int4'", "not built yet", "f32, f16 and bf16"});
+    expect_bad_call("generate -p a --kv int2", {"--kv is 'int2'", "no type", "f32, f16, bf16, int8 and int4"});
     expect_bad_call("generate -p a --kv f16,f32", {"--kv is 'f16,f32'", "a list"});
-    expect_bad_call("profile --kv int8", {"--kv is 'int8'", "not built yet", "f32, f16 and bf16"});
+    expect_bad_call("profile --kv int2", {"--kv is 'int2'", "no type", "f32, f16, bf16, int8 and int4"});
 
     expect_bad_call("generate /nowhere", {"/nowhere/config.json"});
     expect_bad_call("generate -n -1", {"max_tokens is -1"});

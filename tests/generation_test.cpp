@@ -270,7 +270,7 @@ TEST_F(GenerationModelTest, ACacheIsContinued) {
     EXPECT_THROW(generate(context_, model_, parts, {}, options), InvalidArgument);
 }
 
-TEST_F(GenerationModelTest, CachesOf16Bits) {
+TEST_F(GenerationModelTest, CachesOfOtherTypes) {
     const std::string_view prompt = "It is a truth universally acknowledged, that a single man";
     GenerateOptions options;
     options.max_tokens = 30;
@@ -278,7 +278,11 @@ TEST_F(GenerationModelTest, CachesOf16Bits) {
     const std::size_t bytes = run(options, prompt).kv_bytes;
     for (const auto& [types, part] : {std::pair{KvTypes{KvType::f16, KvType::f16}, bytes / 2},
                                       {KvTypes{KvType::bf16, KvType::bf16}, bytes / 2},
-                                      {KvTypes{KvType::f16, KvType::f32}, bytes / 4 * 3}}) {
+                                      {KvTypes{KvType::f16, KvType::f32}, bytes / 4 * 3},
+                                      // heads of 32: so many codes and a scale for as many floats
+                                      {KvTypes{KvType::int8, KvType::int8}, bytes / 256 * (36 + 36)},
+                                      {KvTypes{KvType::int4, KvType::int4}, bytes / 256 * (20 + 20)},
+                                      {KvTypes{KvType::f32, KvType::int8}, bytes / 256 * (128 + 36)}}) {
         options.kv = types;
         options.prefill_chunk = 512;
         const Generation whole = run(options, prompt);
@@ -291,8 +295,8 @@ TEST_F(GenerationModelTest, CachesOf16Bits) {
         EXPECT_EQ(generate(context_, model_, cache, whole.prompt_tokens, options).tokens, whole.tokens);
         EXPECT_EQ(cache.used_bytes(), part);
     }
-    options.kv = {KvType::f32, KvType::int8};
-    EXPECT_THROW(run(options, prompt), Unsupported);
+    options.kv = {KvType::f32, static_cast<KvType>(5)};
+    EXPECT_THROW(run(options, prompt), InvalidArgument);
 }
 
 TEST_F(GenerationModelTest, SeveralTextsAtOnce) {

@@ -433,8 +433,12 @@ TEST(KvCacheTest, BadArgumentsAreNamed) {
     refused_options(options_of({.kv_heads = 1, .head_dim = 1, .value_dim = -3}), ErrorCode::invalid_argument,
                     "value_dim is -3");
     KvShape shape = kShape;
-    shape.key_type = KvType::int8;
-    refused_options(options_of(shape), ErrorCode::unsupported, "key_type int8");
+    shape.key_type = static_cast<KvType>(5);
+    refused_options(options_of(shape), ErrorCode::invalid_argument,
+                    "key_type is 5; allowed: f32, f16, bf16, int8, int4");
+    shape = kShape;
+    shape.value_type = static_cast<KvType>(255);
+    refused_options(options_of(shape), ErrorCode::invalid_argument, "value_type is 255");
     options = options_of(kShape);
     options.sink_tokens = 4;
     refused_options(options, ErrorCode::unsupported, "sink_tokens");

@@ -66,8 +66,12 @@ TEST(MemoryPlanTest, ScratchIsWhatGeneratingLeaves) {
             context_options.executor = std::make_shared<WideExecutor>(threads);
             Context context(context_options);
             const Model model(context, austen());
-            const KvTypes types{depth % 2 == 0 ? KvType::f32 : KvType::f16,
-                                depth % 3 == 0 ? KvType::bf16 : KvType::f32};
+            const KvTypes types{depth == 5       ? KvType::int4
+                                : depth % 2 == 0 ? KvType::f32
+                                                 : KvType::f16,
+                                depth % 100 == 0 ? KvType::int8
+                                : depth % 3 == 0 ? KvType::bf16
+                                                 : KvType::f32};
             KvCache cache(model.cache_options(types));
             GenerateOptions options;
             options.max_tokens = 2;  // the second one takes a step of its own
@@ -129,12 +133,13 @@ TEST_F(MemoryCommandTest, CachesAreBlocksOf64Tokens) {
         EXPECT_EQ(rows[i]["total_bytes"], nullptr);
         EXPECT_EQ(rows[i]["fits"], nullptr);
     }
-    // 16 bits: keys of 6, values of 16 with padding, each at its own width
-    const json typed = plan(model + " -d 65 --kv f16,bf16:f32,f32:f16")["rows"];
-    ASSERT_EQ(typed.size(), 3U);
+    // keys of 6, of codes 8, and values of 16 with padding, each at its own width, and scales with codes
+    const json typed = plan(model + " -d 65 --kv f16,bf16:f32,f32:f16,int8,int4,f16:int8")["rows"];
     const std::vector<std::pair<std::string, std::size_t>> token_bytes{
-        {"f16", 6 * 2 + 16 * 2}, {"bf16:f32", 6 * 2 + 16 * 4}, {"f32:f16", 6 * 4 + 16 * 2}};
-    for (std::size_t i = 0; i < 3; ++i) {
+        {"f16", 6 * 2 + 16 * 2},  {"bf16:f32", 6 * 2 + 16 * 4}, {"f32:f16", 6 * 4 + 16 * 2},
+        {"int8", 4 + 8 + 4 + 16}, {"int4", 4 + 4 + 4 + 8},      {"f16:int8", 6 * 2 + 4 + 16}};
+    ASSERT_EQ(typed.size(), token_bytes.size());
+    for (std::size_t i = 0; i < typed.size(); ++i) {
         EXPECT_EQ(typed[i]["kv_type"], token_bytes[i].first);
         EXPECT_EQ(typed[i]["kv_bytes"], 2 * 64 * 3 * 2 * token_bytes[i].second);
     }
@@ -249,10 +254,7 @@ TEST_F(MemoryCommandTest, BadCallsAreNamed) {
                     {"num_attention_heads is 0"});
     expect_bad_call("memory " + good + "-d 512,", {"-d is '512,'", "512-8192*2"});
     expect_bad_call("memory " + good + "-d 0", {"-d is '0'", "from 1"});
-    expect_bad_call("memory " + good + "-d 512 --kv f64", {"--kv is 'f64'", "f32, f16 and bf16"});
-    for (const char* type : {"int8", "int4", "f16:int8"}) {
-        expect_bad_call("memory " + good + "-d 512 --kv f32," + type, {type, "not built yet", "f32, f16 and bf16"});
-    }
+    expect_bad_call("memory " + good + "-d 512 --kv f64", {"--kv is 'f64'", "f32, f16, bf16, int8 and int4"});
     for (const char* size : {"0", "-1", "G", "5X", "5GB", "1.5G", "16777216T", "18446744073709551616"}) {
         expect_bad_call("memory " + good + "-d 512 --ram " + size, {"--ram", "64G"});
     }

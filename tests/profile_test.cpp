@@ -115,12 +115,16 @@ TEST(ProfileLogTest, WorkOfTheEmbeddedModelIsCounted) {
 TEST(ProfileLogTest, BytesOfKeysAndValuesAreThoseOfTheCache) {
     const auto context = make_context(available_isas().back());
     const Model model(*context, austen());
-    for (const auto& [types, pair_bytes] :
-         {std::pair{KvTypes{}, 8}, {KvTypes{KvType::f16, KvType::bf16}, 4}, {KvTypes{KvType::f16, KvType::f32}, 6}}) {
+    // of a key and a value of 32 elements: one scale each with codes
+    for (const auto& [types, pair_bytes] : {std::pair{KvTypes{}, 32 * 8},
+                                            {KvTypes{KvType::f16, KvType::bf16}, 32 * 4},
+                                            {KvTypes{KvType::f16, KvType::f32}, 32 * 6},
+                                            {KvTypes{KvType::int8, KvType::int8}, 2 * 36},
+                                            {KvTypes{KvType::int4, KvType::f16}, 20 + 64}}) {
         KvCache cache(model.cache_options(types));
         CollectingLog prefill;
         forward(*context, model, cache, {1, 2, 3, 4, 5}, 1, &prefill);
-        const auto token = static_cast<std::uint64_t>(6 * 64 * pair_bytes);
+        const auto token = static_cast<std::uint64_t>(6 * 2 * pair_bytes);
         expect_work(prefill, Operation::append, 0, 5 * token);
         expect_work(prefill, Operation::attention, 6 * 4 * 6 * 32 * (1 + 2 + 3 + 4 + 5), 5 * token);
         CollectingLog step;
@@ -500,6 +504,9 @@ TEST_F(ProfileCommandTest, PartsAreTheWholeAndTheTraceIsWellFormed) {
     const json halves = profile("-p 20 -n 2 --threads 1 --kv f16:bf16");
     EXPECT_EQ(halves["memory"]["kv_type"], "f16:bf16");
     EXPECT_EQ(halves["memory"]["kv_used_bytes"], 22 * 6 * 2 * 64 * 2);
+    const json codes = profile("-p 20 -n 2 --threads 1 --kv int8");
+    EXPECT_EQ(codes["memory"]["kv_type"], "int8");
+    EXPECT_EQ(codes["memory"]["kv_used_bytes"], 22 * 6 * 2 * 2 * 36);
     EXPECT_EQ(report["memory"]["weight_bytes"], 2 * (6 * 393216 + 192 * 1024));
     EXPECT_GT(report["memory"]["peak_bytes"], report["memory"]["weight_bytes"]);
     EXPECT_GT(report["memory"]["scratch_bytes"].get<std::int64_t>(), 0);

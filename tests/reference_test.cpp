@@ -12,6 +12,7 @@
 #include <headlong/error.hpp>
 
 #include "engine/reference/multi_head.hpp"
+#include "engine/reference/quantise.hpp"
 #include "tests/support/compare.hpp"
 #include "tests/support/random.hpp"
 
@@ -289,6 +290,57 @@ TEST(ReferenceTest, ScaleAndMagnitudes) {
     EXPECT_DOUBLE_EQ(reference::lse_tolerance({.score = 0.0, .terms = 1000.0, .value = 2.0}), 8000.0 / 16777216);
     options.scale = 3.0;
     EXPECT_TRUE(is(reference::attention(query, key, value, options).lse, {30}, 0.0));
+}
+
+TEST(ReferenceTest, TolerancesOfCodes) {
+    // two groups, whose largest queries are 4 and 3; the output is 2, all of it
+    Tensor query({1, 1, 1, 66}, 1.0);
+    query.values[3] = -4.0;
+    query.values[65] = 3.0;
+    const Tensor key({1, 1, 1, 66}, 0.5);
+    Options scaled;
+    scaled.scale = 2.0;
+    const AttentionResult result = reference::attention(query, key, Tensor({1, 1, 1, 1}, 2.0), scaled);
+    EXPECT_DOUBLE_EQ(result.magnitudes.code_terms, 2.0 * 0.5 * (64 * 4 + 2 * 3));
+    EXPECT_DOUBLE_EQ(result.magnitudes.score, 63.0);
+    const double float32 = reference::output_tolerance(result.magnitudes);
+    EXPECT_DOUBLE_EQ(reference::codes_output_tolerance(result).root_mean_square, 1.5e-4 * 63 / 8 * 2 + float32);
+    EXPECT_DOUBLE_EQ(reference::codes_output_tolerance(result).element, 1.5e-3 * 63 / 8 * 2 + float32);
+    EXPECT_NEAR(reference::codes_lse_tolerance(result.magnitudes), 262.0 / (2 * 127 * 254), 1e-4);
+}
+
+TEST(ReferenceTest, WhatCachesHold) {
+    using Rows = std::vector<double>;
+    const Rows mixed{1.0, -0.5, 0.0, 0x1p-12};
+    EXPECT_EQ(reference::stored_keys(KvType::f32, mixed, 4), mixed);
+    EXPECT_EQ(reference::stored_keys(KvType::f16, {1.0 + 0x1p-12, 70000.0}, 2), (Rows{1.0, kInfinity}));
+    // codes 127, -64 (63.5 to even), 0, 0; with 7 they are 7, -4 (3.5 to even), 0, 0
+    const auto scale = [](double largest, double codes) {
+        return static_cast<double>(static_cast<float>(largest / codes));
+    };
+    const double eight = scale(1.0, 127.0);
+    const double four = scale(1.0, 7.0);
+    EXPECT_TRUE(within(reference::stored_keys(KvType::int8, mixed, 4), Tensor({4}, {1.0, -64 * eight, 0, 0}), 1e-7));
+    EXPECT_TRUE(within(reference::stored_values(KvType::int4, mixed, 4), Tensor({4}, {1.0, -4 * four, 0, 0}), 1e-7));
+    // rows of their own, and groups of 64 or 128 in them: each largest element stays, and nothing is near it
+    Rows rows(2 * 130, 1.0);
+    rows[0] = rows[64] = 1000.0;
+    const Rows keys = reference::stored_keys(KvType::int8, rows, 130);
+    EXPECT_EQ(keys[1], 0.0);
+    EXPECT_EQ(keys[65], 0.0);
+    EXPECT_NEAR(keys[64], 1000.0, 1e-4);
+    EXPECT_NEAR(keys[128], 1.0, 1e-7);
+    EXPECT_NEAR(keys[130], 1.0, 1e-7);
+    const Rows values = reference::stored_values(KvType::int8, rows, 130);
+    EXPECT_EQ(values[127], 0.0);
+    EXPECT_NEAR(values[128], 1.0, 1e-7);
+    // no scale, and none that is a number
+    EXPECT_EQ(reference::stored_keys(KvType::int8, {0.0, -0.0, 0x1.8p-101, 0x1p-140}, 4), Rows(4, 0.0));
+    EXPECT_GT(reference::stored_keys(KvType::int8, {0x1p-100}, 1)[0], 0.0);
+    for (const double bad : {kInfinity, -kInfinity, kNaN}) {
+        for (const double x : reference::stored_values(KvType::int4, {1.0, bad, 2.0}, 3)) EXPECT_TRUE(std::isnan(x));
+    }
+    EXPECT_TRUE(reference::stored_values(KvType::int8, {}, 0).empty());
 }
 
 TEST(ReferenceTest, LengthsMoveTheBottomRight) {

@@ -1,9 +1,10 @@
 // The tiny cases whose answers are known (SEMANTICS.md, section 3), by their numbers, on every instruction set and
 // through everything that computes attention: plain tensors, a cache at once and in chunks of 1, 2 and 3 queries,
 // pages, packed rows between empty sequences, parts that merge() joins, a shared prefix.
-// Case 9 (rotary) is in rotary_test.cpp; case 13 (int8) comes with int8.
+// Case 9 (rotary) is in rotary_test.cpp.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -17,6 +18,7 @@
 #include "tests/support/attention_case.hpp"
 #include "tests/support/compare.hpp"
 #include "tests/support/isas.hpp"
+#include "tests/support/random.hpp"
 
 namespace headlong::test {
 namespace {
@@ -327,6 +329,67 @@ TEST(TinyCasesTest, Case12LargeNegativeScores) {
     c = causal(dense_case(1, 1, 1, 1, {1, 1, 1}, {-2.45e5, -2.45e5, -2.45e5}, {3, 5, kNaN}), Alignment::top_left);
     c.features.scale = 1.0F;
     expect_everywhere(c, {{3, 4, kNaN}, {}, 0.0});
+}
+
+TEST(TinyCasesTest, Case13AnAllZeroRowOfCodes) {
+    for (const KvType type : {KvType::int8, KvType::int4}) {
+        for (const KvTypes& types : {KvTypes{type, type}, KvTypes{type, KvType::f32}, KvTypes{KvType::f16, type}}) {
+            SCOPED_TRACE(std::string(to_string(types.keys)) + ":" + to_string(types.values));
+            AttentionCase c = dense_case(1, 1, 3, 2, zeros(6), zeros(9), zeros(6));
+            c.cache = types;
+            expect_everywhere(c, {zeros(4), {std::log(3.0), std::log(3.0)}, 0.0});
+            expect_everywhere(causal(c), {zeros(4), {std::log(2.0), std::log(3.0)}, 0.0});
+            // such a key among others has score 0, such a value takes its weight
+            c = dense_case(1, 1, 1, 1, {1}, {std::log(3.0), 0, 0}, {8, 0, 5});
+            c.cache = types;
+            expect_everywhere(c, {{29.0 / 5.0}, {std::log(5.0)}, 1e-4});
+            c = dense_case(1, 1, 1, 1, {0}, {7, -7}, {8, 4});
+            c.cache = types;
+            expect_everywhere(c, {{6}, {std::log(2.0)}, 1e-4});
+        }
+    }
+}
+
+TEST(TinyCasesTest, Case13LargestCodesDoNotSaturate) {
+    // Every key is +-127 or +-7 in codes, 255 or 15 in a byte, and every query +-127 in the upper bytes of its codes;
+    // values are +-127 or +-7, and weights the largest that there are. Signs alternate by element or by token, so that
+    // sums are at either end, or a sum of pairs is and the whole is not.
+    const auto sign = [](std::int64_t i, std::int64_t period) { return i / period % 2 == 0 ? 1.0 : -1.0; };
+    Random random(seed_or(113));
+    HEADLONG_TRACE_SEED(random);
+    for (const KvTypes& types : {KvTypes{KvType::int8, KvType::int8}, KvTypes{KvType::int4, KvType::int4},
+                                 KvTypes{KvType::int8, KvType::f32}, KvTypes{KvType::int4, KvType::int8}}) {
+        for (const std::int64_t dim : {4, 64, 130, 256}) {
+            for (const std::int64_t q_len : {1, 5, 20}) {
+                constexpr std::int64_t kLength = 520;
+                constexpr std::array<std::int64_t, 5> kPeriods{1, 2, 4, 32, 1 << 20};
+                std::vector<double> query, key, value;
+                for (std::int64_t i = 0; i < q_len; ++i) {
+                    const std::int64_t period = kPeriods[static_cast<std::size_t>((i + 4) % 5)];
+                    for (std::int64_t d = 0; d < dim; ++d) query.push_back(sign(d, period));
+                }
+                for (std::int64_t j = 0; j < kLength; ++j) {
+                    const std::int64_t period = kPeriods[static_cast<std::size_t>(j % 5)];
+                    const double flip = random.chance(0.5) ? 1.0 : -1.0;
+                    for (std::int64_t d = 0; d < dim; ++d) key.push_back(flip * sign(d, period));
+                    for (std::int64_t d = 0; d < dim; ++d) value.push_back(d % 2 == 0 ? 1.0 : sign(j, d / 2 + 1));
+                }
+                AttentionCase c = dense_case(1, 1, dim, dim, query, key, value);
+                c.cache = types;
+                for (const float scale : {0.0F, 4.0F / static_cast<float>(dim), -4.0F / static_cast<float>(dim)}) {
+                    c.features.scale = scale;
+                    SCOPED_TRACE(c.describe());
+                    Expected want = expected(as_stored(c));
+                    const reference::AttentionResult& result = want.parts.front();
+                    want.output_bound.assign(want.lse.size(), reference::codes_output_tolerance(result).element);
+                    want.lse_bound.assign(want.lse.size(), reference::codes_lse_tolerance(result.magnitudes));
+                    HEADLONG_FOR_EACH_ISA(isa) {
+                        ASSERT_TRUE(agrees(c, run(shared_context(isa), c, Route::cache), want));
+                    }
+                }
+            }
+        }
+    }
 }
 
 TEST(TinyCasesTest, Case14NaNInADeadSlot) {

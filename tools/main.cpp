@@ -50,7 +50,7 @@ Examples:
   headlong verify
   headlong verify tests/cases/multi_head tests/cases/attention_edges --isa all
   headlong verify case.safetensors --isa generic --json
-  headlong verify --kv f16            caches of 16 bits against the reference on what they hold
+  headlong verify --kv int8           such caches against the reference on what they hold
 
 Exit codes: 0 nothing failed, 1 a case failed, 2 a bad call or input.)";
 
@@ -139,7 +139,8 @@ void add_verify(CLI::App& app, Chosen& chosen) {
         ->description("Exactly this instruction set, or all; the best one if not given")
         ->type_name("NAME|all");
     add_kv(command, verify->kv,
-           "Type of the caches, or keys:values; of 16 bits, what is expected is computed from what they hold");
+           "Type of the caches, or keys:values; of other types than f32, what is expected is computed from what they "
+           "hold");
     command->add_flag("--json", verify->json, "Print JSON");
     choose(command, verify, run_verify, chosen);
 }
@@ -171,7 +172,7 @@ void add_generate(CLI::App& app, Chosen& chosen) {
     command->add_option("--stop", generate->stop, "End before this text; may be given several times")
         ->type_name("TEXT")
         ->allow_extra_args(false);
-    add_kv(command, generate->kv, "Type of the cache, or keys:values: f32, f16, bf16");
+    add_kv(command, generate->kv, "Type of the cache, or keys:values: f32, f16, bf16, int8, int4");
     command
         ->add_option("--weights", generate->weights,
                      "How linear layers store their weights: f32, f16, bf16, int8; as the file does if not given")
@@ -197,7 +198,7 @@ void add_profile(CLI::App& app, Chosen& chosen) {
                      "Tokens computed one by one; 64, or as many as the model allows, if not given")
         ->type_name("N");
     command->add_flag("--layers", profile->layers, "Show each layer, too");
-    add_kv(command, profile->kv, "Type of the cache, or keys:values: f32, f16, bf16");
+    add_kv(command, profile->kv, "Type of the cache, or keys:values: f32, f16, bf16, int8, int4");
     add_isa_and_threads(command, *profile);
     command->add_option("--trace", profile->trace, "Write a trace of every operation and task to this file")
         ->type_name("FILE");
@@ -214,7 +215,7 @@ void add_memory(CLI::App& app, Chosen& chosen) {
         ->type_name("CONFIG")
         ->required();
     command->add_option("-d,--depth", memory->depths, "Tokens in the cache")->type_name("DEPTHS")->required();
-    command->add_option("--kv", memory->kv, "Types of the cache, or keys:values: f32, f16, bf16")
+    command->add_option("--kv", memory->kv, "Types of the cache, or keys:values: f32, f16, bf16, int8, int4")
         ->type_name("TYPES")
         ->capture_default_str();
     command->add_option("--ram", memory->ram, "Plan for a machine with this memory: 64G, 512M or bytes")

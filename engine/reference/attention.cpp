@@ -7,6 +7,8 @@
 
 #include <headlong/error.hpp>
 
+#include "engine/reference/quantise.hpp"
+
 namespace headlong::reference {
 
 namespace {
@@ -128,7 +130,8 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
     std::vector<double> row(kv_len);  // scores, then weights
     std::vector<char> allowed(kv_len);
     const bool is_biased = !options.alibi_slopes.empty() || (options.mask && !options.mask->boolean);
-    std::vector<double> sizes(kv_len);  // |scaled| + |ALiBi's term| + |mask|
+    std::vector<double> sizes(kv_len);      // |scaled| + |ALiBi's term| + |mask|
+    std::vector<double> largest(head_dim);  // |q| of an element's group
     for (std::int64_t b = 0; b < shape.batch; ++b) {
         const std::int64_t offset = position_offset(shape, options, b);
         const std::int64_t live =
@@ -140,6 +143,12 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
                 constexpr std::int64_t kFar = std::int64_t{1} << 61;
                 const std::int64_t p = i + std::clamp(offset, -kFar, kFar);
                 const double* q = query.values.data() + query.place(b, h, i, 0);
+                for (std::size_t first = 0; first < head_dim; first += kKeyGroup) {
+                    const std::size_t end = std::min(first + kKeyGroup, head_dim);
+                    double most = 0.0;
+                    for (std::size_t d = first; d < end; ++d) most = std::max(most, std::abs(q[d]));
+                    for (std::size_t d = first; d < end; ++d) largest[d] = most;
+                }
                 double* all_scores =
                     options.scores ? result.scores.values.data() + result.scores.place(b, h, i, 0) : nullptr;
                 const bool all_pairs = options.scores == Scores::scaled || options.scores == Scores::softcapped;
@@ -172,9 +181,11 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
                     const double* k = key.values.data() + key.place(b, g, j, 0);
                     double score = 0.0;
                     double terms = 0.0;
+                    double code_terms = 0.0;
                     for (std::size_t d = 0; d < head_dim; ++d) {
                         score += q[d] * k[d];
                         terms += std::abs(q[d] * k[d]);
+                        code_terms += largest[d] * std::abs(k[d]);
                     }
                     score *= scale;
                     const double scaled = score;
@@ -184,6 +195,7 @@ AttentionResult attention(const Tensor& query, const Tensor& key, const Tensor& 
 
                     note(result.magnitudes.score, scaled);
                     note(result.magnitudes.terms, terms * scale);
+                    note(result.magnitudes.code_terms, code_terms * scale);
                     double alibi = 0.0;
                     if (!options.alibi_slopes.empty()) {
                         alibi =
@@ -249,6 +261,17 @@ double output_tolerance(const Magnitudes& magnitudes) {
 
 double lse_tolerance(const Magnitudes& magnitudes) {
     return std::max(1e-5, 8.0 * std::ldexp(1.0, -24) * std::max(magnitudes.terms, magnitudes.biased));
+}
+
+CodesTolerance codes_output_tolerance(const AttentionResult& result) {
+    const double rms = 1.5e-4 * std::max(1.0, result.magnitudes.score / 8.0) * root_mean_square(result.output.values);
+    const double float32 = output_tolerance(result.magnitudes);
+    return {10.0 * rms + float32, rms + float32};
+}
+
+double codes_lse_tolerance(const Magnitudes& magnitudes) {
+    // A half, and a hundredth for the float32 roundings on the way to the codes.
+    return lse_tolerance(magnitudes) + 0.505 / (127.0 * 254.0) * magnitudes.code_terms;
 }
 
 State merge(const State& first, const State& second) {

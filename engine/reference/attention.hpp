@@ -56,6 +56,9 @@ struct Magnitudes {
     double score = 0.0;  ///< largest finite |scale * q k| before softcap and mask, over allowed pairs
     double terms = 0.0;  ///< largest finite |scale| * sum over d of |q_d k_d|, over the same pairs
     double value = 0.0;  ///< largest finite |v| over rows that some query sees
+    /// What errors of codes scale with: largest finite |scale| * sum over d of largest |q| of d's group * |k_d|, over
+    /// the same pairs. A group is 64 elements of the head dim.
+    double code_terms = 0.0;
     /// With ALiBi or a float mask, else 0: the largest sum over a row of weight * (|scaled| + |ALiBi's term| + |mask|).
     /// The score that is rounded is then the biased one. A rounding matters as much as its key weighs: a key that the
     /// bias sends to -1e30 is off by 1e23 and weighs nothing.
@@ -82,6 +85,19 @@ double output_tolerance(const Magnitudes& magnitudes);
 /// reaches lse in full, and grows with the terms of the product, which may be much larger than the score: with few keys
 /// the largest score says nothing about them.
 double lse_tolerance(const Magnitudes& magnitudes);
+
+/// How far an output may be from the reference that is evaluated on what caches of int8 or int4 hold (either the keys
+/// or the values, or both), where queries and weights have 15 bits: the root mean square of a call's errors may be
+/// 1.5e-4 * max(1, max|score| / 8) of the output's, one error ten times that, and the float32 bound comes on top.
+struct CodesTolerance {
+    double element;
+    double root_mean_square;
+};
+CodesTolerance codes_output_tolerance(const AttentionResult& result);
+/// For lse where keys are of int8 or int4 (values do not matter to it). A query has codes of 15 bits: an element of it
+/// is wrong by at most half of the 127 * 254th part of the largest one of its group, and a score, by which lse moves at
+/// most as much, by the `code_terms` of that. The float32 bound comes on top.
+double codes_lse_tolerance(const Magnitudes& magnitudes);
 
 /// Partial results over disjoint keys: output [..., value_dim] and lse [...].
 struct State {

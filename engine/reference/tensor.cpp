@@ -65,6 +65,17 @@ std::uint16_t narrow_f16(double value) noexcept { return narrow(value, 10, -14, 
 
 std::uint16_t narrow_bf16(double value) noexcept { return narrow(value, 7, -126, 0x7F80U); }
 
+double root_mean_square(std::span<const double> values) {
+    double sum = 0.0;
+    std::size_t count = 0;
+    for (const double value : values) {
+        if (!std::isfinite(value)) continue;
+        sum += value * value;
+        ++count;
+    }
+    return count == 0 ? 0.0 : std::sqrt(sum / static_cast<double>(count));
+}
+
 std::size_t element_count(const std::vector<std::int64_t>& extents) {
     std::size_t count = 1;
     for (const std::int64_t extent : extents) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -42,6 +43,9 @@ struct Tensor {
         return values.at(place(index...));
     }
 };
+
+/// Of the finite ones; 0 if there is none.
+double root_mean_square(std::span<const double> values);
 
 /// The number of elements of a shape.
 std::size_t element_count(const std::vector<std::int64_t>& extents);

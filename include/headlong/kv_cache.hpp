@@ -16,7 +16,10 @@
 
 namespace headlong {
 
-/// How a cache stores keys or values. This version has f32, f16 and bf16; the others are refused by name.
+/// How a cache stores keys or values. int8 and int4 quantise a token's elements in groups, 64 of a key and 128 of a
+/// value, the last one shorter: scale * code, symmetric, with codes in [-127, 127] or [-7, 7] and scale = the largest
+/// magnitude / 127 or 7, nothing shared between tokens. Attention over them computes in integers, with queries and
+/// weights of 15 bits. A group of less than 2^-100 is stored as 0; one that holds a NaN or infinity as NaN.
 enum class KvType : std::uint8_t { f32, f16, bf16, int8, int4 };
 
 /// "f32", "f16", "bf16", "int8" or "int4".
@@ -103,7 +106,7 @@ class KvCache {
 
     /// Appends keys [kv_heads, n, head_dim] and values [kv_heads, n, value_dim] to one layer, n >= 0, of any element
     /// types. Keys are rotated first if the cache has a rotary description. What the cache's types do not hold is
-    /// rounded to nearest even, once; in f16 from 65520 on to infinity, which reaches the rows that see it.
+    /// rounded to nearest even, once, codes too; in f16 from 65520 on to infinity, which reaches the rows that see it.
     /// Throws and leaves the cache as it was if an argument is wrong, the capacity would be exceeded, or memory
     /// runs out.
     void append(Context& context, std::size_t layer, const InputTensor<3>& keys, const InputTensor<3>& values);
@@ -128,7 +131,7 @@ class KvCache {
 
     /// Copies the stored rows [first, first + n) of a layer, n being the views' middle extent: keys [kv_heads, n,
     /// head_dim], values [kv_heads, n, value_dim], of any element types: what attention computes with. An f32 cache
-    /// gives back the very bits that were appended (of keys that it rotated: the rotated ones), one of 16 bits the
+    /// gives back the very bits that were appended (of keys that it rotated: the rotated ones), one of another type the
     /// rounded numbers.
     void read_back(std::size_t layer, std::int64_t first, const OutputTensor<3>& keys,
                    const OutputTensor<3>& values) const;

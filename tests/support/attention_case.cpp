@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "engine/reference/quantise.hpp"
 #include "tests/support/compare.hpp"
 #include "tests/support/isas.hpp"
 
@@ -467,16 +468,16 @@ AttentionCase keys_of(const AttentionCase& c, std::int64_t first, std::int64_t c
 
 AttentionCase as_stored(const AttentionCase& c) {
     AttentionCase stored = c;
-    const auto round = [&](const InputTensor<4>& view, KvType type) {
+    const auto round = [&](const InputTensor<4>& view, KvType type, const auto& rounded) {
         const Element element = type == KvType::f16    ? Element::f16
                                 : type == KvType::bf16 ? Element::bf16
                                                        : Element::f32;
         const AnyTensor<4>& tensor = keep(stored, AnyTensor<4>(element, view.extents));
-        tensor.assign(reference::widen(view).values);
+        tensor.assign(rounded(type, reference::widen(view).values, view.extents[3]));
         return tensor.input();
     };
-    stored.key = round(c.key, c.cache.keys);
-    stored.value = round(c.value, c.cache.values);
+    stored.key = round(c.key, c.cache.keys, reference::stored_keys);
+    stored.value = round(c.value, c.cache.values, reference::stored_values);
     return stored;
 }
 

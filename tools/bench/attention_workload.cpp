@@ -12,6 +12,7 @@
 
 #include "engine/block_pool.hpp"
 #include "engine/reference/attention.hpp"
+#include "engine/reference/quantise.hpp"
 #include "tools/bench/random_floats.hpp"
 #include "tools/measure/lists.hpp"
 #include "tools/measure/machine.hpp"
@@ -125,10 +126,19 @@ class AttentionWorkload : public Workload {
             reference::Tensor({1, 1, kv_len, shape_.value_dim}, std::move(values)), options);
         const float* out = output_row(sequence, head, row);
         Deviation worst;
-        const double tolerance = reference::output_tolerance(expected.magnitudes);
+        // of a call the row is what is looked at here
+        const reference::CodesTolerance codes = reference::codes_output_tolerance(expected);
+        const bool integers = reference::has_codes(shape_.kv.keys) || reference::has_codes(shape_.kv.values);
+        const double tolerance = integers ? codes.element : reference::output_tolerance(expected.magnitudes);
+        std::vector<double> errors;
         for (std::int64_t d = 0; d < shape_.value_dim; ++d) {
-            const double error = std::abs(static_cast<double>(out[d]) - expected.output.values[size(d)]);
-            worst = worse(worst, {error, tolerance});
+            errors.push_back(std::abs(static_cast<double>(out[d]) - expected.output.values[size(d)]));
+            worst = worse(worst, {errors.back(), tolerance});
+        }
+        const double rms = reference::root_mean_square(errors);
+        // both bounds as one: what the largest error may be where the root mean square is what it is
+        if (integers && rms > 0.0) {
+            worst.tolerance = std::min(worst.tolerance, worst.max_abs_err * codes.root_mean_square / rms);
         }
         return worst;
     }
@@ -233,8 +243,8 @@ void read_rows(const KvCache& cache, std::size_t layer, std::int64_t kv_head, st
     }
 }
 
-/// Prompts into empty caches of 16 bits, and attention over them: rounding and packing are part of what is timed.
-/// Blocks come from the pools, which have them from the first repetition on.
+/// Prompts into empty caches of other types than f32, and attention over them: rounding and packing are part of what is
+/// timed. Blocks come from the pools, which have them from the first repetition on.
 class CachedPrefill final : public Prompts {
   public:
     CachedPrefill(const AttentionShape& shape, Context& context) : Prompts(shape) {

@@ -1,5 +1,5 @@
-// Attention as rows of a benchmark: a prefill over plain tensors, or into caches of 16 bits; a decode step or a chunk
-// of queries over caches.
+// Attention as rows of a benchmark: a prefill over plain tensors, or into caches of other types; a decode step or a
+// chunk of queries over caches.
 #pragma once
 
 #include <cstdint>

@@ -17,13 +17,13 @@ Examples:
   headlong bench attention --heads 32 --kv-heads 8 --head-dim 128 -p 512,2048 -d 4096,32768 -t 1,2
   headlong bench attention --preset Qwen3-8B -d 1024-65536*4 -o json --out base.json --plot decode.svg
   headlong bench attention --preset Qwen3-8B -d 1024-65536*4 --compare base.json --fail-below 0.95
-  headlong bench attention --preset Qwen3-8B -p 2048 -d 32768 --kv f32,f16,f16:f32
+  headlong bench attention --preset Qwen3-8B -p 2048 -d 32768 --kv f32,f16,int8,f16:int4
   headlong bench linear --shape 1x4096x14336,512x4096x4096
   headlong bench model models/llama -p 512 -d 1,4096
 
 Exit codes: 0 done, 1 a check or comparison failed, 2 a bad call or input, or nothing to compare with.)";
 
-constexpr const char* kKv = "Types of the cache, or keys:values: f32, f16, bf16";
+constexpr const char* kKv = "Types of the cache, or keys:values: f32, f16, bf16, int8, int4";
 
 void add_common(CLI::App& command, BenchArguments& arguments, bool checks) {
     command.add_option("-t,--threads", arguments.threads, "Threads; as many as this process may use if not given")

@@ -18,6 +18,7 @@
 #include <headlong/kv_cache.hpp>
 
 #include "engine/reference/attention.hpp"
+#include "engine/reference/quantise.hpp"
 #include "tools/cases/timing.hpp"
 
 namespace headlong::tools {
@@ -540,20 +541,26 @@ Wanted wanted_by_file(const Problem& p) {
     return wanted;
 }
 
-/// A bound for float arithmetic, and the rounding of what is written.
-Tolerance rounded(double bound, const Operand& result) {
+/// A bound for the arithmetic, and the rounding of what is written.
+Tolerance rounded(Tolerance bound, const Operand& result) {
     switch (result.type) {
         case FileType::f16:
-            return {bound + 0x1p-25, 0x1p-11};
+            bound.absolute += 0x1p-25;
+            if (bound.rms) *bound.rms += 0x1p-25;
+            bound.relative += 0x1p-11;
+            break;
         case FileType::bf16:
-            return {bound, 0x1p-8};
+            bound.relative += 0x1p-8;
+            break;
         default:
-            return {bound, 0.0};
+            break;
     }
+    return bound;
 }
 
 /// The same by the reference, of the keys and values that caches hold: [batch, kv_heads, kv_len, dim].
-Wanted wanted_of_stored(const Problem& p, const std::vector<float>& keys, const std::vector<float>& values) {
+Wanted wanted_of_stored(const Problem& p, const KvTypes& types, const std::vector<float>& keys,
+                        const std::vector<float>& values) {
     const auto query = reference::widen(input4(p.query, p.three_dimensional, p.heads));
     const reference::Tensor key({p.batch, p.kv_heads, p.kv_len(), p.head_dim}, {keys.begin(), keys.end()});
     const reference::Tensor value({p.batch, p.kv_heads, p.kv_len(), p.value_dim}, {values.begin(), values.end()});
@@ -574,8 +581,8 @@ Wanted wanted_of_stored(const Problem& p, const std::vector<float>& keys, const 
         }
     }
     wanted.lse = result.lse.values;
-    wanted.output_tolerance = rounded(reference::output_tolerance(result.magnitudes), p.output);
-    wanted.lse_tolerance = {reference::lse_tolerance(result.magnitudes), 0.0};
+    wanted.output_tolerance = rounded(output_tolerance(result, types), p.output);
+    wanted.lse_tolerance = lse_tolerance(result.magnitudes, types);
     if (p.scores) {
         reference::AttentionOptions of_scores = options;
         of_scores.scores = static_cast<reference::Scores>(p.scores_stage);
@@ -588,8 +595,10 @@ Wanted wanted_of_stored(const Problem& p, const std::vector<float>& keys, const 
         }
         const reference::AttentionResult scored = reference::attention(query, key, value, of_scores);
         wanted.scores = scored.scores.values;
-        const double factor = p.scores_stage == ScoreStage::weights ? 2.0 : 1.0;  // of a score and of their sum
-        wanted.scores_tolerance = rounded(factor * reference::lse_tolerance(scored.magnitudes), *p.scores);
+        // that of lse is what a score may be off; a weight is off by the errors of a score and of their sum
+        Tolerance bound = lse_tolerance(scored.magnitudes, types);
+        if (p.scores_stage == ScoreStage::weights) bound.absolute *= 2.0;
+        wanted.scores_tolerance = rounded(bound, *p.scores);
         wanted.scores_tolerance.relative += 0x1p-22;  // a biased score is rounded at its own size
     }
     return wanted;
@@ -655,15 +664,6 @@ void run_plain(const Problem& p, const std::vector<std::int64_t>& visible, Conte
     timing.flops = visible_flops(p, visible);
 }
 
-/// What a cache of that type holds of elements, by the reference.
-std::vector<double> stored(KvType type, std::vector<double> elements) {
-    for (double& x : elements) {
-        if (type == KvType::f16) x = reference::widen_f16(reference::narrow_f16(x));
-        if (type == KvType::bf16) x = reference::widen_bf16(reference::narrow_bf16(x));
-    }
-    return elements;
-}
-
 /// The same through a cache for each sequence: append the past, append the new rows, attend, read the rows back.
 void run_cached(const Problem& p, const std::vector<std::int64_t>& visible, Context& context, const KvTypes& types,
                 Comparison& comparison, Outcome& timing) {
@@ -713,18 +713,18 @@ void run_cached(const Problem& p, const std::vector<std::int64_t>& visible, Cont
             0, 0, OutputTensor<3>::dense(keys.data() + rows * p.head_dim, {p.kv_heads, p.kv_len(), p.head_dim}),
             OutputTensor<3>::dense(values.data() + rows * p.value_dim, {p.kv_heads, p.kv_len(), p.value_dim}));
     }
-    compare(p, types == KvTypes{} ? wanted_by_file(p) : wanted_of_stored(p, keys, values), visible, "through a cache",
-            results, comparison);
+    compare(p, types == KvTypes{} ? wanted_by_file(p) : wanted_of_stored(p, types, keys, values), visible,
+            "through a cache", results, comparison);
     // a cache of f32 holds every input type exactly; of other types the reference sees what the cache holds
     if (p.present_key) {
         comparison.compare("present_key", "read back", p.present_key->shape,
                            {std::vector<double>(keys.begin(), keys.end())},
-                           stored(types.keys, p.present_key->doubles()), {});
+                           reference::stored_keys(types.keys, p.present_key->doubles(), p.head_dim), {});
     }
     if (p.present_value) {
         comparison.compare("present_value", "read back", p.present_value->shape,
                            {std::vector<double>(values.begin(), values.end())},
-                           stored(types.values, p.present_value->doubles()), {});
+                           reference::stored_values(types.values, p.present_value->doubles(), p.value_dim), {});
     }
     if (types == KvTypes{}) return;  // the plain call has been timed
     timing.seconds = median_seconds(run);

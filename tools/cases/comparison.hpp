@@ -3,10 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include <headlong/kv_cache.hpp>
+
+#include "engine/reference/attention.hpp"
 #include "tools/cases/outcome.hpp"
 
 namespace headlong::tools {
@@ -15,7 +19,13 @@ namespace headlong::tools {
 struct Tolerance {
     double absolute = 0.0;
     double relative = 0.0;
+    /// If given: of all finite errors the root mean square may be this + relative * that of what is expected.
+    std::optional<double> rms = {};
 };
+
+/// For attention over plain tensors or caches of such types, against the reference on what they hold.
+Tolerance output_tolerance(const reference::AttentionResult& expected, const KvTypes& types);
+Tolerance lse_tolerance(const reference::Magnitudes& magnitudes, const KvTypes& types);
 
 /// "Y[0, 2, 5]": an element of a row-major shape.
 std::string element_name(const std::string& tensor, std::span<const std::int64_t> shape, std::size_t flat);

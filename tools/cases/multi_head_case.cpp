@@ -17,6 +17,7 @@
 
 #include "engine/reference/attention.hpp"
 #include "engine/reference/multi_head.hpp"
+#include "engine/reference/quantise.hpp"
 #include "tools/cases/timing.hpp"
 
 namespace headlong::tools {
@@ -160,8 +161,20 @@ std::vector<std::int64_t> chunk_lengths(std::int64_t length) {
     return chunks;
 }
 
+/// What must come out of a cache, and how near.
+struct Wanted {
+    std::vector<double> y;
+    Tolerance tolerance;
+};
+
 /// y by the reference, of the keys and values that a cache holds.
-std::vector<double> y_of_stored(const Problem& p, const KvCache& cache) {
+///
+/// What integers add to the layer's float bound: attention's rows A may be off by E, of root mean square e, and y by
+/// E Wo. Roundings do not follow the columns of Wo, so a column adds them up as it does independent numbers: to e times
+/// its length, over all columns to a root mean square of e times |Wo| / sqrt(d_model). (If every error pointed along
+/// its column, it would be sqrt(inputs) times as much: that would be a bias, and is not let pass.) One error may be ten
+/// times that, as in attention.
+Wanted wanted_of_stored(const Problem& p, const KvCache& cache) {
     const auto dims = static_cast<std::size_t>(p.kv_heads * p.length * p.head_dim);
     std::vector<float> keys(dims);
     std::vector<float> values(dims);
@@ -181,18 +194,28 @@ std::vector<double> y_of_stored(const Problem& p, const KvCache& cache) {
     }
     reference::AttentionOptions options;
     options.causal = p.causal;
-    const reference::Tensor attended =
-        reference::attention(
-            query, reference::Tensor({1, p.kv_heads, p.length, p.head_dim}, {keys.begin(), keys.end()}),
-            reference::Tensor({1, p.kv_heads, p.length, p.head_dim}, {values.begin(), values.end()}), options)
-            .output;
+    const reference::AttentionResult attended = reference::attention(
+        query, reference::Tensor({1, p.kv_heads, p.length, p.head_dim}, {keys.begin(), keys.end()}),
+        reference::Tensor({1, p.kv_heads, p.length, p.head_dim}, {values.begin(), values.end()}), options);
     reference::Tensor heads({p.length, width});
     for (std::int64_t h = 0; h < p.heads; ++h) {
         for (std::int64_t t = 0; t < p.length; ++t) {
-            for (std::int64_t d = 0; d < p.head_dim; ++d) heads.at(t, h * p.head_dim + d) = attended.at(0, h, t, d);
+            for (std::int64_t d = 0; d < p.head_dim; ++d) {
+                heads.at(t, h * p.head_dim + d) = attended.output.at(0, h, t, d);
+            }
         }
     }
-    return reference::linear(heads, matrix(p.output, width, p.d_model)).values;
+    const reference::Tensor weight = matrix(p.output, width, p.d_model);
+    Wanted wanted{reference::linear(heads, weight).values, p.tolerance};
+    const KvTypes types = cache.shape().types();
+    if (reference::has_codes(types.keys) || reference::has_codes(types.values)) {
+        // the root mean square of a column's length
+        const double length = reference::root_mean_square(weight.values) * std::sqrt(static_cast<double>(width));
+        const reference::CodesTolerance codes = reference::codes_output_tolerance(attended);
+        wanted.tolerance.rms = wanted.tolerance.absolute + codes.root_mean_square * length;
+        wanted.tolerance.absolute += codes.element * length;
+    }
+    return wanted;
 }
 
 /// Through caches of other types than f32 alone.
@@ -207,8 +230,9 @@ Outcome run_stored(const Problem& p, Context& context, const KvTypes& types) {
     for (const std::int64_t chunk : chunks) {
         std::ranges::fill(y, std::numeric_limits<float>::quiet_NaN());
         const KvCache cache = runner.cached(chunk, types, y);
+        const Wanted wanted = wanted_of_stored(p, cache);
         comparison.compare("y", chunk == 1 ? "token by token" : fmt::format("in chunks of {}", chunk), shape,
-                           std::vector<double>(y.begin(), y.end()), y_of_stored(p, cache), p.tolerance);
+                           std::vector<double>(y.begin(), y.end()), wanted.y, wanted.tolerance);
     }
     Outcome outcome = comparison.outcome();
     outcome.seconds = median_seconds([&] { static_cast<void>(runner.cached(p.length, types, y)); });

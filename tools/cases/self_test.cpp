@@ -16,6 +16,7 @@
 #include <headlong/kv_cache.hpp>
 
 #include "engine/reference/attention.hpp"
+#include "engine/reference/quantise.hpp"
 #include "tools/cases/comparison.hpp"
 #include "tools/cases/timing.hpp"
 
@@ -79,19 +80,6 @@ Shape random_shape(Random& random) {
     }
 }
 
-/// What a cache of a type holds of a number, by the reference.
-float stored(KvType type, float x) {
-    const auto exact = static_cast<double>(x);
-    if (type == KvType::f16) return static_cast<float>(reference::widen_f16(reference::narrow_f16(exact)));
-    if (type == KvType::bf16) return static_cast<float>(reference::widen_bf16(reference::narrow_bf16(exact)));
-    return x;
-}
-
-std::vector<float> stored(KvType type, std::vector<float> rows) {
-    for (float& x : rows) x = stored(type, x);
-    return rows;
-}
-
 /// One shape with its inputs, and what must come of them.
 class SelfTest {
   public:
@@ -107,8 +95,11 @@ class SelfTest {
         query_ = random.numbers(s_.batch * s_.heads * s_.q_len * s_.head_dim);
         key_ = random.numbers(s_.batch * s_.kv_heads * s_.kv_len * s_.head_dim);
         value_ = random.numbers(s_.batch * s_.kv_heads * s_.kv_len * s_.value_dim);
-        stored_key_ = stored(types_.keys, key_);
-        stored_value_ = stored(types_.values, value_);
+        const std::vector<double> keys = reference::stored_keys(types_.keys, {key_.begin(), key_.end()}, s_.head_dim);
+        const std::vector<double> values =
+            reference::stored_values(types_.values, {value_.begin(), value_.end()}, s_.value_dim);
+        stored_key_.assign(keys.begin(), keys.end());
+        stored_value_.assign(values.begin(), values.end());
         expected_ = reference::attention(reference::widen(InputTensor<4>::dense(query_.data(), query_extents_)),
                                          reference::widen(InputTensor<4>::dense(stored_key_.data(), key_extents_)),
                                          reference::widen(InputTensor<4>::dense(stored_value_.data(), value_extents_)),
@@ -130,12 +121,12 @@ class SelfTest {
                    OutputTensor<3>::dense(lse.data(), {s_.batch, s_.heads, s_.q_len}));
         };
         plain();
-        compare("plain call", output, lse, comparison);
+        compare("plain call", {}, output, lse, comparison);
         const double seconds = median_seconds(plain);
 
         clear(output, lse);
         cached(context, output, lse, comparison);
-        compare("through a cache", output, lse, comparison);
+        compare("through a cache", types_, output, lse, comparison);
 
         Outcome outcome = comparison.outcome();
         outcome.seconds = seconds;
@@ -212,15 +203,15 @@ class SelfTest {
         with("values", value_extents_, values, stored_value_);
     }
 
-    void compare(const std::string& path, const std::vector<float>& output, const std::vector<float>& lse,
-                 Comparison& comparison) const {
+    void compare(const std::string& path, const KvTypes& types, const std::vector<float>& output,
+                 const std::vector<float>& lse, Comparison& comparison) const {
         const auto with = [&](const char* name, const std::vector<float>& got, const reference::Tensor& want,
-                              double bound) {
+                              const Tolerance& tolerance) {
             comparison.compare(name, path, want.extents, std::vector<double>(got.begin(), got.end()), want.values,
-                               {bound, 0.0});
+                               tolerance);
         };
-        with("output", output, expected_.output, reference::output_tolerance(expected_.magnitudes));
-        with("lse", lse, expected_.lse, reference::lse_tolerance(expected_.magnitudes));
+        with("output", output, expected_.output, output_tolerance(expected_, types));
+        with("lse", lse, expected_.lse, lse_tolerance(expected_.magnitudes, types));
     }
 
     double visible_pairs() const {

@@ -115,7 +115,8 @@ std::vector<std::int64_t> parse_list(const std::string& option, const std::strin
 }
 
 std::vector<KvTypes> parse_kv_types(const std::string& option, const std::string& text) {
-    constexpr const char* kAllowed = "allowed are f32, f16, bf16, int8 and int4, as in f32,int8 or int8:f16 (keys:values)";
+    constexpr const char* kAllowed =
+        "allowed are f32, f16, bf16, int8 and int4, as in f32,int8 or int8:f16 (keys:values)";
     const auto type_of = [&](std::string_view name) {
         for (const KvType type : {KvType::f32, KvType::f16, KvType::bf16, KvType::int8, KvType::int4}) {
             if (name == to_string(type)) return type;
@@ -148,9 +149,9 @@ std::vector<WeightType> parse_weight_types(const std::string& option, const std:
 KvTypes parse_kv_pair(const std::string& option, const std::string& text) {
     const std::vector<KvTypes> types = parse_kv_types(option, text);
     if (text.find(',') == std::string::npos) return types.front();
-    throw InvalidArgument(
-        fmt::format("{} is {}: a list; allowed is one of f32, f16, bf16, int8 and int4, or two as in int8:f16 (keys:values)", option,
-                    quoted(text)));
+    throw InvalidArgument(fmt::format(
+        "{} is {}: a list; allowed is one of f32, f16, bf16, int8 and int4, or two as in int8:f16 (keys:values)",
+        option, quoted(text)));
 }
 
 std::string kv_types_name(const KvTypes& types) {
