@@ -462,16 +462,6 @@ TEST(HalfCacheTest, CachesOfDifferentTypesInOneCallAreRefused) {
     EXPECT_TRUE(says(refusal([&] { attend_shared_prefix(context, caches[1], std::span(calls).first(1), {}); }),
                      "prefix: its KvShape"));
     EXPECT_EQ(outputs, std::vector<float>(16, 7.0F));
-    for (const KvType type : {KvType::int8, KvType::int4}) {
-        const std::string name = to_string(type);
-        const auto made_of = [&](KvType key, KvType value) {
-            return refusal(
-                [&] { KvCache(options_of({.head_dim = 8, .value_dim = 8, .key_type = key, .value_type = value})); },
-                ErrorCode::unsupported);
-        };
-        EXPECT_TRUE(says(made_of(type, KvType::f16), "key_type " + name + " is not built yet; use f32, f16 or bf16"));
-        EXPECT_TRUE(says(made_of(KvType::f16, type), "value_type " + name + " is not built yet; use f32, f16 or bf16"));
-    }
 }
 
 TEST(HalfCacheTest, ExactValuesGiveTheBitsOfAFloatCache) {

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "tests/support/codes.hpp"
 #include "tests/support/compare.hpp"
 #include "tests/support/isas.hpp"
 
@@ -467,16 +468,28 @@ AttentionCase keys_of(const AttentionCase& c, std::int64_t first, std::int64_t c
 
 AttentionCase as_stored(const AttentionCase& c) {
     AttentionCase stored = c;
-    const auto round = [&](const InputTensor<4>& view, KvType type) {
+    const auto round = [&](const InputTensor<4>& view, KvType type, std::size_t group) {
+        const bool codes = type == KvType::int8 || type == KvType::int4;
         const Element element = type == KvType::f16    ? Element::f16
                                 : type == KvType::bf16 ? Element::bf16
                                                        : Element::f32;
+        std::vector<double> values = reference::widen(view).values;
+        const auto dim = static_cast<std::size_t>(view.extents[3]);
+        for (std::size_t first = 0; codes && first < values.size(); first += dim) {
+            std::vector<float> row;
+            for (std::size_t i = 0; i < dim; ++i) row.push_back(static_cast<float>(values[first + i]));
+            const Codes rounded(row, group, type == KvType::int8 ? 127 : 7);
+            for (std::size_t i = 0; i < dim; ++i) {
+                values[first + i] =
+                    static_cast<double>(rounded.scales[i / group] * static_cast<float>(rounded.codes[i]));
+            }
+        }
         const AnyTensor<4>& tensor = keep(stored, AnyTensor<4>(element, view.extents));
-        tensor.assign(reference::widen(view).values);
+        tensor.assign(values);
         return tensor.input();
     };
-    stored.key = round(c.key, c.cache.keys);
-    stored.value = round(c.value, c.cache.values);
+    stored.key = round(c.key, c.cache.keys, 64);
+    stored.value = round(c.value, c.cache.values, 128);
     return stored;
 }
 
@@ -795,6 +808,42 @@ testing::AssertionResult agrees(const AttentionCase& c, const Outcome& got, cons
     return compare(
         c, "lse", DType::f32, got.lse, [&](std::size_t i) { return want.lse[i]; }, want.lse.size(), want.lse_bound, 1,
         1.0, false);
+}
+
+testing::AssertionResult agrees_in_codes(const AttentionCase& c, const Outcome& got, const Expected& want) {
+    if (got.output.size() != want.output.size()) return testing::AssertionFailure() << "output: another size";
+    double score = 0.0;
+    double terms = 0.0;
+    for (const reference::AttentionResult& part : want.parts) {
+        score = std::max(score, part.magnitudes.score);
+        terms = std::max(terms, part.magnitudes.terms);
+    }
+    const double large = std::max(1.0, score / 8.0);
+    const std::size_t width = width_of(c);
+    double square = 0.0;
+    double square_error = 0.0;
+    double largest_row = 0.0;
+    for (std::size_t first = 0; first < want.output.size(); first += width) {
+        double row = 0.0;
+        for (std::size_t i = first; i < first + width; ++i) {
+            const double error = std::abs(value_of(element_of(got.type), got.output[i]) - want.output[i]);
+            if (!std::isfinite(error)) continue;  // agree() has its say below
+            row += want.output[i] * want.output[i];
+            square_error += std::pow(std::max(error - half_ulp(got.type, want.output[i]), 0.0), 2);
+        }
+        square += row;
+        largest_row = std::max(largest_row, std::sqrt(row / static_cast<double>(width)));
+    }
+    const double share = 3e-4 * large;
+    if (square_error > share * share * square) {
+        return testing::AssertionFailure() << "output: the error's root mean square is "
+                                           << std::sqrt(square_error / square) << " of the output's, allowed " << share;
+    }
+    Expected bounds = want;
+    for (double& bound : bounds.output_bound) bound += 1.5e-3 * large * largest_row;
+    // a score's error reaches lse in full, and grows with the terms of its product
+    for (double& bound : bounds.lse_bound) bound += 5e-4 * std::max(1.0, terms / 8.0);
+    return agrees(c, got, bounds);
 }
 
 testing::AssertionResult close(const AttentionCase& c, const Outcome& a, const Outcome& b, const Expected& bounds) {
