@@ -291,7 +291,7 @@ TEST(CodeCacheTest, AgreesWithTheReferenceOnWhatItHolds) {
         std::size_t next = 0;
         for (const Sizes& s : sizes) {
             ++next;
-            if (emulated() && next % 3 != 0) continue;
+            if ((emulated() || isa == Isa::generic) && next % 3 != 0) continue;
             // every type meets every axis, not every size
             check(isa, case_of(s, kTypes[next % kTypes.size()], random, true), random);
             if (HasFailure()) return;
@@ -439,7 +439,7 @@ TEST(CodeCacheTest, NonfiniteElementsReachExactlyTheRowsThatSeeThem) {
                                                                                      {-kInfinity, 64, 3},
                                                                                      {kNaN, 130, 19},
                                                                                      {kInfinity, 66, 5}}) {
-                        if (next++ % 3 != 0 && !(emulated() && token == 130)) continue;
+                        if (next++ % 5 != 0 && !(emulated() && token == 130)) continue;
                         const std::int64_t at = !of_key && value_dim == 150 && token % 2 == 0 ? 130 + column : column;
                         SCOPED_TRACE((of_key ? "key " : "value ") + std::to_string(bad) + " at token " +
                                      std::to_string(token) + ", column " + std::to_string(at));
@@ -561,10 +561,10 @@ TEST(CodeCacheTest, ChunksThreadsAndBatchesGiveTheSameBits) {
     struct Heads {
         std::int64_t heads, kv_heads, head_dim, value_dim, length;
     };
-    const std::vector<Heads> shapes{{1, 1, 15, 21, 530},  {6, 2, 80, 96, 530},    {10, 2, 64, 64, 200},
-                                    {6, 1, 15, 144, 150}, {7, 1, 21, 21, 530},    {12, 1, 40, 16, 150},
+    const std::vector<Heads> shapes{{1, 1, 15, 21, 530},  {2, 1, 80, 96, 520},    {10, 2, 64, 64, 100},
+                                    {6, 1, 15, 144, 150}, {7, 1, 11, 21, 520},    {12, 1, 40, 16, 150},
                                     {71, 1, 15, 21, 70},  {2, 1, 576, 512, 70},   {3, 3, 192, 128, 90},
-                                    {4, 1, 203, 203, 90}, {16, 4, 128, 128, 100}, {3, 1, 64, 64, 1100}};
+                                    {4, 1, 203, 203, 90}, {16, 4, 128, 128, 100}, {1, 1, 16, 20, 1100}};
     std::size_t isas = 0;
     HEADLONG_FOR_EACH_ISA(isa) {
         if (left_to_native_tests(isa)) continue;
@@ -572,7 +572,8 @@ TEST(CodeCacheTest, ChunksThreadsAndBatchesGiveTheSameBits) {
         std::size_t next = 0;
         for (const Heads& shape : shapes) {
             const std::size_t turn = next++;
-            if (emulated() && turn % 3 != 0) continue;
+            // the set without vectors takes several times as long
+            if ((emulated() || isa == Isa::generic) && turn % 3 != 0) continue;
             const std::int64_t group = shape.heads / shape.kv_heads;
             const std::int64_t length = shape.length;
             // every type meets every set, and every shape some types
@@ -587,9 +588,9 @@ TEST(CodeCacheTest, ChunksThreadsAndBatchesGiveTheSameBits) {
             SCOPED_TRACE(c.describe());
             const Outcome whole = run(shared_context(isa, 1), c, Route::cache);
             std::vector<std::int64_t> chunks{7, 64};
-            if (length <= 200) chunks.push_back(1);
+            if (length < 100) chunks.push_back(1);
             if (length > 500) chunks.push_back(500);
-            for (const std::int64_t rows : {48, 49}) chunks.push_back(std::max<std::int64_t>(rows / group, 1));
+            chunks.push_back(std::max<std::int64_t>((turn % 2 == 0 ? 48 : 49) / group, 1));
             if (emulated()) chunks = {17, 64};
             for (const std::int64_t chunk : chunks) {
                 SCOPED_TRACE("chunks of " + std::to_string(chunk));
@@ -673,6 +674,7 @@ TEST(CodeCacheTest, FeaturesGiveTheSameBitsInChunksAndSteps) {
                 bias.push_back(random.chance(0.3) || i / 90 % 4 == 0 ? -kInfinity : random.normal());
             }
             const std::size_t turn = next++ % 3;  // the one features, the others, all
+            if (isa == Isa::generic && turn != 2) continue;
             if (turn != 1) {
                 c.features.window_left = 100;
                 c.features.softcap = 3.0F;

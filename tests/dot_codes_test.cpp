@@ -292,7 +292,7 @@ TEST(DotCodesTestDot, AddsUpGroupsInAscendingOrderForEveryShape) {
             for (const std::size_t depth : depths()) {
                 for (std::size_t rows = 1; rows <= 9; ++rows) {
                     for (const std::size_t columns : Sizes{1, 15, 16, 17, 33}) {
-                        if ((emulated() || depth > 129) && (rows + columns) % 3 != 0) continue;
+                        if ((emulated() || depth > 65) && (rows + columns + depth) % 3 != 0) continue;
                         Product product(isa, {rows, columns, depth, type, random.chance(0.3)},
                                         static_cast<std::size_t>(random.integer(0, 2)));
                         if (random.chance(0.5)) product.ask_ahead();
@@ -314,7 +314,7 @@ TEST(DotCodesTestDot, EveryTileGivesTheBitsOfTheWhole) {
     HEADLONG_TRACE_SEED(random);
     constexpr std::size_t kRows = 48;
     constexpr std::size_t kColumns = 64;
-    const Sizes thorough = emulated() ? Sizes{21} : Sizes{5, 21, 64, 72, 203};
+    const Sizes thorough = emulated() ? Sizes{21} : Sizes{21, 72, 203};
     HEADLONG_FOR_EACH_ISA(isa) {
         for (const StoredType type : kTypes) {
             for (const std::size_t depth : depths()) {

@@ -96,11 +96,11 @@ TEST(WeightedCodesTestQuantise, TokensAreThoseOfTheFormulaAndOthersStay) {
     HEADLONG_TRACE_SEED(random);
     for (const StoredType type : kTypes) {
         for (const std::size_t value_dim : value_dims()) {
-            for (int turn = 0; turn < (emulated() ? 4 : 16); ++turn) {
+            for (int turn = 0; turn < (emulated() ? 4 : 10); ++turn) {
                 // every place among the four tokens of a byte's pairs, and whole blocks
-                const auto first = turn < 12 ? static_cast<std::size_t>(random.integer(0, 63)) : std::size_t{0};
+                const auto first = turn < 9 ? static_cast<std::size_t>(random.integer(0, 63)) : std::size_t{0};
                 const std::size_t rows =
-                    turn < 12 ? static_cast<std::size_t>(random.integer(1, static_cast<std::int64_t>(64 - first))) : 64;
+                    turn < 9 ? static_cast<std::size_t>(random.integer(1, static_cast<std::int64_t>(64 - first))) : 64;
                 const auto from = static_cast<Element>(random.integer(1, 3));
                 const auto source = AnyTensor<2>::random(
                     from, {static_cast<std::int64_t>(rows), static_cast<std::int64_t>(value_dim)}, random);
@@ -159,7 +159,7 @@ TEST(WeightedCodesTestQuantise, TokensAreThoseOfTheFormulaAndOthersStay) {
 TEST(WeightedCodesTestQuantise, EveryNonfiniteElementIsSeen) {
     HEADLONG_FOR_EACH_ISA(isa) {
         for (const StoredType type : kTypes) {
-            for (const std::size_t value_dim : emulated() ? Sizes{21} : Sizes{1, 5, 16, 21, 128, 150}) {
+            for (const std::size_t value_dim : emulated() ? Sizes{21} : Sizes{1, 5, 16, 21, 150}) {
                 for (std::size_t bad = 0; bad < value_dim; ++bad) {
                     for (const float x : {kNaN, -std::numeric_limits<float>::infinity()}) {
                         const GuardedFloats row(value_dim);
@@ -523,7 +523,7 @@ TEST(WeightedCodesTest, NaNScalesReachExactlyTheRowsThatSeeThem) {
             EXPECT_TRUE(same_bits(span.run(isa, span.all()), clean.back()));
             span.nonfinite = 0;
         }
-        for (const std::size_t token : Sizes{0, 15, 16, 63, 64, 200, 511}) {
+        for (const std::size_t token : Sizes{0, 63, 64, 200, 511}) {
             for (const std::size_t group : Sizes{0, 1, 2}) {
                 if (emulated() && (token + group) % 4 != 0) continue;
                 Span bad = [&] {
