@@ -1,5 +1,5 @@
-// The int8 kernels of linear layers on every instruction set that this machine can run: quantising bit for bit against
-// the formulas, products bit for bit against exact integers, and the whole against double precision.
+// Rows of codes x key panels of int8 and int4 codes, on every instruction set that this machine can run: quantising bit
+// for bit against the formulas, products bit for bit against exact integers, and the whole against double precision.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,12 +11,15 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/isa.hpp"
 #include "kernels/kernel_table.hpp"
 #include "kernels/layout.hpp"
+#include "tests/support/any_tensor.hpp"
 #include "tests/support/buffers.hpp"
+#include "tests/support/codes.hpp"
 #include "tests/support/compare.hpp"
 #include "tests/support/isas.hpp"
 #include "tests/support/random.hpp"
@@ -24,12 +27,13 @@
 namespace headlong::test {
 namespace {
 
-using kernels::code_panel_bytes;
-using kernels::code_row_bytes;
-using kernels::KernelTable;
-using kernels::kCodeGroup;
 using kernels::code_groups;
+using kernels::code_panel_bytes;
 using kernels::code_quads;
+using kernels::code_row_bytes;
+using kernels::kCodeGroup;
+using kernels::KernelTable;
+using kernels::StoredType;
 using Sizes = std::vector<std::size_t>;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -39,9 +43,16 @@ constexpr std::uint8_t kPoison = 0xA5;
 constexpr int kLargestCode = 127 * 254 + 127;
 
 const Sizes& depths() {
-    static const Sizes all{1, 2, 3, 4, 5, 15, 63, 64, 65, 127, 128, 129, 203, 576};
-    return all;
+    static const Sizes all{1,  2,  3,  4,  5,   7,   8,   9,   15,  16,  21,  63,  64,
+                           65, 72, 80, 96, 111, 112, 127, 128, 129, 192, 203, 256, 576};
+    static const Sizes fewer{1, 3, 5, 8, 21, 63, 64, 72, 129, 203};
+    return emulated() ? fewer : all;
 }
+
+constexpr std::array kTypes{StoredType::int8, StoredType::int4};
+const char* name_of(StoredType type) { return type == StoredType::int8 ? "int8" : "int4"; }
+/// The largest code of a panel.
+int most(StoredType type) { return type == StoredType::int8 ? 127 : 7; }
 
 /// a * b + c as the instruction set does it: `generic` rounds twice.
 float multiply_add(Isa isa, float a, float b, float c) {
@@ -61,32 +72,60 @@ void write(std::byte* p, T value) {
     std::memcpy(p, &value, sizeof value);
 }
 
-/// Int8 panels in guarded memory, with poison between them.
+/// Key panels of codes in guarded memory, with poison between them. Where what lies is said here again, from the words
+/// of layout.hpp.
 struct Panels {
-    std::size_t depth, count, stride;
+    StoredType type;
+    std::size_t depth, count, bytes_each, stride;
     GuardedBytes bytes;
 
-    Panels(std::size_t panel_depth, std::size_t panel_count, std::size_t gap = 0)
-        : depth(panel_depth),
+    Panels(StoredType panel_type, std::size_t panel_depth, std::size_t panel_count, std::size_t gap = 0)
+        : type(panel_type),
+          depth(panel_depth),
           count(panel_count),
-          stride(code_panel_bytes(kernels::StoredType::int8, depth) + gap * 64),
-          bytes(count == 0 ? 0 : (count - 1) * stride + code_panel_bytes(kernels::StoredType::int8, depth)) {
+          bytes_each((depth + 63) / 64 * 64 + lines(depth) * 64),
+          stride(bytes_each + gap * 64),
+          bytes(count == 0 ? 0 : (count - 1) * stride + bytes_each) {
         std::fill_n(bytes.data(), bytes.size(), std::byte{kPoison});
     }
     std::uint8_t* data() const { return reinterpret_cast<std::uint8_t*>(bytes.data()); }
 
+    std::size_t lines(std::size_t inputs) const {
+        return type == StoredType::int8 ? (inputs + 3) / 4 : (inputs + 7) / 8;
+    }
+    /// Inputs that have a place: those of whole lines.
+    std::size_t places() const { return depth / 64 * 64 + lines(depth % 64) * (type == StoredType::int8 ? 4 : 8); }
     std::byte* group(std::size_t g, std::size_t column) const {
-        return bytes.data() + column / 16 * stride + g * kernels::code_group_bytes(kernels::StoredType::int8);
+        return bytes.data() + column / 16 * stride + g * (64 + lines(64) * 64);
     }
     std::byte* scale_at(std::size_t g, std::size_t column) const { return group(g, column) + column % 16 * 4; }
-    std::byte* code_at(std::size_t k, std::size_t column) const {
-        return group(k / 64, column) + 64 + k % 64 / 4 * 64 + column % 16 * 4 + k % 4;
+    std::byte* byte_at(std::size_t k, std::size_t column) const {
+        const std::size_t line = type == StoredType::int8 ? k % 64 / 4 : k % 64 / 8;
+        return group(k / 64, column) + 64 + line * 64 + column % 16 * 4 + k % 4;
     }
+    bool high(std::size_t k) const { return k / 4 % 2 != 0; }
     float scale(std::size_t g, std::size_t column) const { return read<float>(scale_at(g, column)); }
-    int code(std::size_t k, std::size_t column) const { return static_cast<int>(*code_at(k, column)) - 128; }
+    /// The bits as they lie there: 128 + q, or 8 + q.
+    int raw(std::size_t k, std::size_t column) const {
+        const int byte = std::to_integer<int>(*byte_at(k, column));
+        return type == StoredType::int8 ? byte : high(k) ? byte / 16 : byte % 16;
+    }
+    int code(std::size_t k, std::size_t column) const { return raw(k, column) - (type == StoredType::int8 ? 128 : 8); }
+    void set_raw(std::size_t k, std::size_t column, int value) const {
+        std::byte& byte = *byte_at(k, column);
+        if (type == StoredType::int8) {
+            byte = static_cast<std::byte>(value);
+        } else {
+            const int other = std::to_integer<int>(byte);
+            byte = static_cast<std::byte>(high(k) ? other % 16 + value * 16 : other / 16 * 16 + value);
+        }
+    }
+    void set_code(std::size_t k, std::size_t column, int code) const {
+        set_raw(k, column, code + (type == StoredType::int8 ? 128 : 8));
+    }
 };
 
-/// Int8 rows in guarded memory, in the table's format.
+/// Code rows in guarded memory, in the table's format.
 struct QuantisedRows {
     std::size_t depth, count, stride;
     bool terms;
@@ -128,12 +167,13 @@ struct QuantisedRows {
 
 struct Shape {
     std::size_t rows, columns, depth;
+    StoredType type = StoredType::int8;
     bool accumulate = false;
 };
 
 std::string text(const Shape& shape) {
     return std::to_string(shape.rows) + " rows, " + std::to_string(shape.columns) + " columns, depth " +
-           std::to_string(shape.depth) + (shape.accumulate ? ", accumulating" : "");
+           std::to_string(shape.depth) + " of " + name_of(shape.type) + (shape.accumulate ? ", accumulating" : "");
 }
 
 /// Codes, scales and factors set by hand, and what must come out.
@@ -144,17 +184,18 @@ struct Product {
     Panels panels;
     QuantisedRows rows;
     GuardedFloats out;
+    const void* next = nullptr;
 
     Product(Isa set, const Shape& s, std::size_t gap = 0)
         : shape(s),
           isa(set),
           groups(code_groups(s.depth)),
           out_stride(s.columns + 3),
-          panels(s.depth, (s.columns + 15) / 16, gap),
+          panels(s.type, s.depth, (s.columns + 15) / 16, gap),
           rows(table_of(set), s.depth, s.rows, gap),
           out(s.rows * out_stride) {}
 
-    /// code(k, column) of weights in [-127, 127], row_code(r, k) of rows. Dead columns and padding inputs get the
+    /// code(k, column) of panels, row_code(r, k) of rows. Dead columns and padding inputs get the
     /// worst that a layout allows: any code, NaN scales; but padding inputs of rows are zeros.
     template <typename Code, typename RowCode>
     void fill(const Code& code, const RowCode& row_code, Random& random, bool unit_scales = false) {
@@ -163,16 +204,20 @@ struct Product {
                 const float scale = unit_scales ? 1.0F : static_cast<float>(random.uniform(0.001, 0.1));
                 write(panels.scale_at(g, column), column < shape.columns ? scale : kGarbage[column % 4]);
             }
-            for (std::size_t k = 0; k < code_quads(shape.depth) * 4; ++k) {
+            for (std::size_t k = 0; k < panels.places(); ++k) {
                 const bool live = column < shape.columns && k < shape.depth;
-                *panels.code_at(k, column) = static_cast<std::byte>(live ? 128 + code(k, column) : 255);
+                if (live) {
+                    panels.set_code(k, column, code(k, column));
+                } else {
+                    panels.set_raw(k, column, shape.type == StoredType::int8 ? 255 : 15);
+                }
             }
         }
         for (std::size_t r = 0; r < shape.rows; ++r) {
             for (std::size_t g = 0; g < groups; ++g) {
                 write(rows.factor_at(r, g), unit_scales ? 1.0F : static_cast<float>(random.uniform(0.0001, 0.01)));
                 int sum = 0;
-                for (std::size_t k = g * 64; k < std::min(code_quads(shape.depth) * 4, g * 64 + 64); ++k) {
+                for (std::size_t k = g * 64; k < std::min((shape.depth + 7) / 8 * 8, g * 64 + 64); ++k) {
                     rows.set_code(r, k, k < shape.depth ? row_code(r, k) : 0);
                     sum += rows.code(r, k);
                 }
@@ -186,9 +231,25 @@ struct Product {
         }
     }
 
+    /// What is brought near meanwhile: memory that nobody may read, for it is never read, only asked for.
+    void ask_ahead() { next = panels.bytes.data() + panels.bytes.size(); }
+
     kernels::DotCodes call() const {
-        return {rows.data(), rows.stride, shape.rows, panels.data(), panels.stride,    shape.depth, 0,
-                groups,      out.data(),  out_stride, shape.columns, shape.accumulate, false};
+        return {.rows = rows.data(),
+                .row_stride = rows.stride,
+                .row_count = shape.rows,
+                .panels = panels.data(),
+                .panel_stride = panels.stride,
+                .depth = shape.depth,
+                .group_begin = 0,
+                .group_end = groups,
+                .out = out.data(),
+                .out_stride = out_stride,
+                .columns = shape.columns,
+                .accumulate = shape.accumulate,
+                .canonical = false,
+                .type = shape.type,
+                .next = next};
     }
     void run() const { table_of(isa).dot_codes(call()); }
 
@@ -219,24 +280,73 @@ struct Product {
 
 // ---------------------------------------------------------------------------------------------------- the products
 
+int code_of(StoredType type, Random& random) { return static_cast<int>(random.integer(-most(type), most(type))); }
+int row_code_of(Random& random) { return static_cast<int>(random.integer(-kLargestCode, kLargestCode)); }
+
 // The sum of a group is an exact integer on every set, and what follows has one order: bits that know of no tile.
-TEST(Int8KernelsTestDot, AddsUpGroupsInAscendingOrderForEveryShape) {
+TEST(DotCodesTestDot, AddsUpGroupsInAscendingOrderForEveryShape) {
     Random random(seed_or(71));
     HEADLONG_TRACE_SEED(random);
     HEADLONG_FOR_EACH_ISA(isa) {
-        for (const std::size_t depth : depths()) {
-            for (std::size_t rows = 1; rows <= 9; ++rows) {
-                for (const std::size_t columns : Sizes{1, 15, 16, 17, 33}) {
-                    if (emulated() && depth > 129 && (rows + columns) % 3 != 0) continue;
-                    Product product(isa, {rows, columns, depth, random.chance(0.3)},
-                                    static_cast<std::size_t>(random.integer(0, 2)));
-                    product.fill(
-                        [&](auto, auto) { return static_cast<int>(random.integer(-127, 127)); },
-                        [&](auto, auto) { return static_cast<int>(random.integer(-kLargestCode, kLargestCode)); },
-                        random);
-                    const std::vector<float> want = product.expected();
-                    product.run();
-                    ASSERT_TRUE(same_bits(product.out.data(), want.data(), want.size())) << text(product.shape);
+        for (const StoredType type : kTypes) {
+            for (const std::size_t depth : depths()) {
+                for (std::size_t rows = 1; rows <= 9; ++rows) {
+                    for (const std::size_t columns : Sizes{1, 15, 16, 17, 33}) {
+                        if ((emulated() || depth > 65) && (rows + columns + depth) % 3 != 0) continue;
+                        Product product(isa, {rows, columns, depth, type, random.chance(0.3)},
+                                        static_cast<std::size_t>(random.integer(0, 2)));
+                        if (random.chance(0.5)) product.ask_ahead();
+                        product.fill([&](auto, auto) { return code_of(type, random); },
+                                     [&](auto, auto) { return row_code_of(random); }, random);
+                        const std::vector<float> want = product.expected();
+                        product.run();
+                        ASSERT_TRUE(same_bits(product.out.data(), want.data(), want.size())) << text(product.shape);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Every number of rows by every number of columns, from one large product: whatever tiles a set cuts it into.
+TEST(DotCodesTestDot, EveryTileGivesTheBitsOfTheWhole) {
+    Random random(seed_or(70));
+    HEADLONG_TRACE_SEED(random);
+    constexpr std::size_t kRows = 48;
+    constexpr std::size_t kColumns = 64;
+    const Sizes thorough = emulated() ? Sizes{21} : Sizes{21, 72, 203};
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (const StoredType type : kTypes) {
+            for (const std::size_t depth : depths()) {
+                Product product(isa, {kRows, kColumns, depth, type});
+                product.fill([&](auto, auto) { return code_of(type, random); },
+                             [&](auto, auto) { return row_code_of(random); }, random);
+                const std::vector<float> want = product.expected();
+                const bool all = std::find(thorough.begin(), thorough.end(), depth) != thorough.end();
+                for (std::size_t rows = 1; rows <= kRows; rows += rows == 13 ? kRows - 13 : 1) {
+                    if (emulated() && !all && rows % 4 != 1 && rows != 48) continue;
+                    for (std::size_t columns = 1; columns <= kColumns; ++columns) {
+                        if (!all && columns % 16 > 1 && columns % 16 != 15) continue;
+                        if (emulated() && columns % 16 > 1 && columns % 8 != 7) continue;
+                        std::fill(product.out.begin(), product.out.end(), kCanary);
+                        kernels::DotCodes call = product.call();
+                        const std::size_t row = rows % 3 == 0 ? kRows - rows : 0;
+                        call.rows += row * product.rows.stride;
+                        call.row_count = rows;
+                        call.columns = columns;
+                        if (columns % 2 != 0) call.next = product.panels.bytes.data() + product.panels.bytes.size();
+                        table_of(isa).dot_codes(call);
+                        std::size_t wrong = 0;
+                        for (std::size_t i = 0; i < product.out.size(); ++i) {
+                            const std::size_t r = i / product.out_stride;
+                            const std::size_t c = i % product.out_stride;
+                            const bool live = r < rows && c < columns;
+                            wrong += same_bits(product.out[i], live ? want[row * product.out_stride + i] : kCanary)
+                                         ? 0U
+                                         : 1U;
+                        }
+                        ASSERT_EQ(wrong, 0U) << text({rows, columns, depth, type});
+                    }
                 }
             }
         }
@@ -244,20 +354,23 @@ TEST(Int8KernelsTestDot, AddsUpGroupsInAscendingOrderForEveryShape) {
 }
 
 // Integers that a float holds exactly: not one unit may be missing.
-TEST(Int8KernelsTestDot, SumsOfAGroupAreExact) {
+TEST(DotCodesTestDot, SumsOfAGroupAreExact) {
     Random random(seed_or(72));
     HEADLONG_TRACE_SEED(random);
     HEADLONG_FOR_EACH_ISA(isa) {
-        for (std::size_t depth = 1; depth <= kCodeGroup; depth += emulated() ? 5 : 1) {
-            Product product(isa, {9, 33, depth});
-            product.fill([&](auto, auto) { return static_cast<int>(random.integer(-127, 127)); },
-                         [&](auto, auto) { return static_cast<int>(random.integer(-2000, 2000)); }, random, true);
-            product.run();
-            for (std::size_t r = 0; r < 9; ++r) {
-                for (std::size_t c = 0; c < 33; ++c) {
-                    ASSERT_LT(std::abs(product.integer(r, c, 0)), 1 << 24);
-                    ASSERT_EQ(product.out[r * product.out_stride + c], static_cast<float>(product.integer(r, c, 0)))
-                        << depth << " " << r << " " << c;
+        for (const StoredType type : kTypes) {
+            for (std::size_t depth = 1; depth <= kCodeGroup; depth += emulated() ? 5 : 1) {
+                Product product(isa, {9, 33, depth, type});
+                product.fill([&](auto, auto) { return code_of(type, random); },
+                             [&](auto, auto) { return static_cast<int>(random.integer(-2000, 2000)); }, random, true);
+                product.run();
+                for (std::size_t r = 0; r < 9; ++r) {
+                    for (std::size_t c = 0; c < 33; ++c) {
+                        const std::int64_t want = product.integer(r, c, 0);
+                        ASSERT_LT(std::abs(want), 1 << 24);
+                        ASSERT_EQ(product.out[r * product.out_stride + c], static_cast<float>(want))
+                            << text(product.shape) << ", " << r << " " << c;
+                    }
                 }
             }
         }
@@ -265,23 +378,26 @@ TEST(Int8KernelsTestDot, SumsOfAGroupAreExact) {
 }
 
 // Every product as large as it can be: 255 * 127 twice does not fit into 16 bits, and 64 * 255 * 32385 nearly fills 30.
-TEST(Int8KernelsTestDot, LargestCodesDoNotSaturate) {
+TEST(DotCodesTestDot, LargestCodesDoNotSaturate) {
     Random random(seed_or(73));
     HEADLONG_FOR_EACH_ISA(isa) {
-        for (const std::size_t depth : depths()) {
-            for (const int weight_sign : {-1, 0, 1}) {  // 0: alternating
-                for (const int row_sign : {-1, 0, 1}) {
-                    for (const int row_code : {kLargestCode, 127 * 254, 127, 32258 - 127}) {
-                        const auto sign = [](int which, std::size_t k) {
-                            return which != 0 ? which : k % 2 != 0 ? -1 : 1;
-                        };
-                        Product product(isa, {3, 17, depth});
-                        product.fill([&](std::size_t k, auto) { return 127 * sign(weight_sign, k); },
-                                     [&](auto, std::size_t k) { return row_code * sign(row_sign, k); }, random, true);
-                        const std::vector<float> want = product.expected();
-                        product.run();
-                        ASSERT_TRUE(same_bits(product.out.data(), want.data(), want.size()))
-                            << text(product.shape) << " " << weight_sign << " " << row_sign << " " << row_code;
+        for (const StoredType type : kTypes) {
+            for (const std::size_t depth : depths()) {
+                for (const int weight_sign : {-1, 0, 1}) {  // 0: alternating
+                    for (const int row_sign : {-1, 0, 1}) {
+                        for (const int row_code : {kLargestCode, 127 * 254, 127, 32258 - 127}) {
+                            const auto sign = [](int which, std::size_t k) {
+                                return which != 0 ? which : k % 2 != 0 ? -1 : 1;
+                            };
+                            Product product(isa, {3, 17, depth, type});
+                            product.fill([&](std::size_t k, auto) { return most(type) * sign(weight_sign, k); },
+                                         [&](auto, std::size_t k) { return row_code * sign(row_sign, k); }, random,
+                                         true);
+                            const std::vector<float> want = product.expected();
+                            product.run();
+                            ASSERT_TRUE(same_bits(product.out.data(), want.data(), want.size()))
+                                << text(product.shape) << " " << weight_sign << " " << row_sign << " " << row_code;
+                        }
                     }
                 }
             }
@@ -289,54 +405,30 @@ TEST(Int8KernelsTestDot, LargestCodesDoNotSaturate) {
     }
 }
 
-TEST(Int8KernelsTestDot, PartsOfTheGroupsAreTheWhole) {
+TEST(DotCodesTestDot, PartsOfTheGroupsAreTheWhole) {
     Random random(seed_or(74));
     HEADLONG_TRACE_SEED(random);
     HEADLONG_FOR_EACH_ISA(isa) {
-        for (const std::size_t depth : Sizes{203, 256, 576}) {
-            Product product(isa, {7, 50, depth});
-            product.fill([&](auto, auto) { return static_cast<int>(random.integer(-127, 127)); },
-                         [&](auto, auto) { return static_cast<int>(random.integer(-kLargestCode, kLargestCode)); },
-                         random);
-            product.run();
-            const std::vector<float> whole(product.out.begin(), product.out.end());
-            std::fill(product.out.begin(), product.out.end(), kCanary);
-            for (std::size_t begin = 0; begin < product.groups; begin += begin == 0 ? 1 : 2) {
-                kernels::DotCodes part = product.call();
-                part.group_begin = begin;
-                part.group_end = std::min(product.groups, begin + (begin == 0 ? 1 : 2));
-                part.accumulate = begin != 0;
-                table_of(isa).dot_codes(part);
-            }
-            EXPECT_TRUE(same_bits(product.out.data(), whole.data(), whole.size()));
-        }
-    }
-}
-
-TEST(Int8KernelsTestDot, NaNStaysInItsRowAndColumnAndHasOneForm) {
-    Random random(seed_or(75));
-    HEADLONG_TRACE_SEED(random);
-    HEADLONG_FOR_EACH_ISA(isa) {
-        for (std::size_t rows = 1; rows <= 9; ++rows) {
-            for (const std::size_t columns : Sizes{1, 17, 33}) {
-                Product product(isa, {rows, columns, 130});
-                product.fill([&](auto, auto) { return static_cast<int>(random.integer(-127, 127)); },
-                             [&](auto, auto) { return static_cast<int>(random.integer(-kLargestCode, kLargestCode)); },
-                             random);
-                const std::vector<float> want = product.expected();
-                const std::size_t bad_row = rows / 2, bad_column = columns - 1;
-                write(product.rows.factor_at(bad_row, 1), std::bit_cast<float>(0xFFC12345U));
-                write(product.panels.scale_at(2, bad_column), kNaN);
-                kernels::DotCodes call = product.call();
-                call.canonical = true;
-                table_of(isa).dot_codes(call);
-                for (std::size_t r = 0; r < rows; ++r) {
-                    for (std::size_t c = 0; c < columns; ++c) {
-                        const float got = product.out[r * product.out_stride + c];
-                        const bool bad = r == bad_row || c == bad_column;
-                        ASSERT_TRUE(
-                            same_bits(got, bad ? std::bit_cast<float>(0x7FC00000U) : want[r * product.out_stride + c]))
-                            << r << " " << c << " " << bits_text(got);
+        for (const StoredType type : kTypes) {
+            for (const std::size_t depth : Sizes{203, 256, 576}) {
+                for (const std::size_t rows : Sizes{1, 7}) {
+                    for (const std::size_t columns : Sizes{16, 50, 80}) {
+                        Product product(isa, {rows, columns, depth, type});
+                        product.fill([&](auto, auto) { return code_of(type, random); },
+                                     [&](auto, auto) { return row_code_of(random); }, random);
+                        product.run();
+                        const std::vector<float> whole(product.out.begin(), product.out.end());
+                        std::fill(product.out.begin(), product.out.end(), kCanary);
+                        for (std::size_t begin = 0; begin < product.groups;) {
+                            kernels::DotCodes part = product.call();
+                            part.group_begin = begin;
+                            part.group_end = std::min(product.groups, begin + (begin == 0 ? 1 : 2));
+                            part.accumulate = begin != 0;
+                            if (begin % 2 != 0) part.next = product.panels.data();
+                            table_of(isa).dot_codes(part);
+                            begin = part.group_end;
+                        }
+                        EXPECT_TRUE(same_bits(product.out.data(), whole.data(), whole.size())) << text(product.shape);
                     }
                 }
             }
@@ -344,69 +436,61 @@ TEST(Int8KernelsTestDot, NaNStaysInItsRowAndColumnAndHasOneForm) {
     }
 }
 
-TEST(Int8KernelsTestDot, NothingToDo) {
+TEST(DotCodesTestDot, NaNStaysInItsRowAndColumnAndHasOneForm) {
+    Random random(seed_or(75));
+    HEADLONG_TRACE_SEED(random);
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (const StoredType type : kTypes) {
+            for (std::size_t rows = 1; rows <= 9; ++rows) {
+                for (const std::size_t columns : Sizes{1, 17, 33}) {
+                    Product product(isa, {rows, columns, 130, type});
+                    product.fill([&](auto, auto) { return code_of(type, random); },
+                                 [&](auto, auto) { return row_code_of(random); }, random);
+                    const std::vector<float> want = product.expected();
+                    const std::size_t bad_row = rows / 2, bad_column = columns - 1;
+                    write(product.rows.factor_at(bad_row, 1), std::bit_cast<float>(0xFFC12345U));
+                    write(product.panels.scale_at(2, bad_column), kNaN);
+                    kernels::DotCodes call = product.call();
+                    call.canonical = true;
+                    table_of(isa).dot_codes(call);
+                    for (std::size_t r = 0; r < rows; ++r) {
+                        for (std::size_t c = 0; c < columns; ++c) {
+                            const float got = product.out[r * product.out_stride + c];
+                            const bool bad = r == bad_row || c == bad_column;
+                            ASSERT_TRUE(same_bits(
+                                got, bad ? std::bit_cast<float>(0x7FC00000U) : want[r * product.out_stride + c]))
+                                << r << " " << c << " " << bits_text(got);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST(DotCodesTestDot, NothingToDo) {
     Random random(seed_or(76));
     HEADLONG_FOR_EACH_ISA(isa) {
-        for (const Shape& shape : {Shape{0, 20, 4}, Shape{3, 0, 4}}) {
-            const Product product(isa, shape);
-            product.run();
-            for (const float x : product.out) ASSERT_TRUE(is_canary(x));
-        }
-        const Product empty(isa, {3, 20, 0});  // a sum of nothing
-        empty.run();
-        for (std::size_t r = 0; r < 3; ++r) {
-            for (std::size_t c = 0; c < 20; ++c) ASSERT_TRUE(same_bits(empty.out[r * empty.out_stride + c], 0.0F));
+        for (const StoredType type : kTypes) {
+            for (const Shape& shape : {Shape{0, 20, 4, type}, Shape{3, 0, 4, type}}) {
+                Product product(isa, shape);
+                product.run();
+                product.ask_ahead();
+                product.run();
+                for (const float x : product.out) ASSERT_TRUE(is_canary(x));
+            }
+            const Product empty(isa, {3, 20, 0, type});  // a sum of nothing
+            empty.run();
+            for (std::size_t r = 0; r < 3; ++r) {
+                for (std::size_t c = 0; c < 20; ++c) ASSERT_TRUE(same_bits(empty.out[r * empty.out_stride + c], 0.0F));
+            }
         }
     }
 }
 
 // ------------------------------------------------------------------------------------------------------ quantising
 
-/// Numbers of a group: what its sizes are, and where the special groups are.
-enum class Kind : std::uint8_t { normal, zero, negative_zero, tiny, least, nan, infinite, large, one_outlier };
-constexpr std::array kKinds{Kind::normal, Kind::zero,     Kind::negative_zero, Kind::tiny,       Kind::least,
-                            Kind::nan,    Kind::infinite, Kind::large,         Kind::one_outlier};
-
-float number(Kind kind, std::size_t i, Random& random) {
-    const float x = random.normal_f32();
-    switch (kind) {
-        case Kind::normal:
-            return x;
-        case Kind::zero:
-            return 0.0F;
-        case Kind::negative_zero:
-            return -0.0F;
-        case Kind::tiny:
-            return std::copysign(std::nextafter(0x1p-100F, 0.0F), x);
-        case Kind::least:
-            return std::copysign(0x1p-100F, x);
-        case Kind::nan:
-            return i == 0 ? std::bit_cast<float>(0xFFC12345U) : x;
-        case Kind::infinite:
-            return i == 0 ? -kInfinity : x;
-        case Kind::large:
-            return std::copysign(std::numeric_limits<float>::max(), x) * (i == 0 ? 1.0F : 0.25F);
-        case Kind::one_outlier:
-            return i == 0 ? 1000.0F : x;
-    }
-    return x;
-}
-
-/// Largest magnitude of a group, and what the rules make of it.
-struct GroupScale {
-    float magnitude = 0.0F;
-    bool finite = true;
-
-    void add(float x) {
-        if (!std::isfinite(x))
-            finite = false;
-        else
-            magnitude = std::max(magnitude, std::abs(x));
-    }
-    bool empty() const { return !finite || magnitude < 0x1p-100F; }
-};
-
-TEST(Int8KernelsTestQuantisePanels, CodesAndScalesAreThoseOfTheFormula) {
+TEST(DotCodesTestQuantisePanels, CodesAndScalesAreThoseOfTheFormula) {
     Random random(seed_or(77));
     HEADLONG_TRACE_SEED(random);
     for (const std::size_t depth : depths()) {
@@ -420,7 +504,8 @@ TEST(Int8KernelsTestQuantisePanels, CodesAndScalesAreThoseOfTheFormula) {
         }
         std::vector<std::byte> first;
         HEADLONG_FOR_EACH_ISA(isa) {
-            const Panels panels(depth, panel_count, 1);
+            const Panels panels(StoredType::int8, depth, panel_count, 1);
+            ASSERT_EQ(panels.bytes_each, code_panel_bytes(StoredType::int8, depth));
             table_of(isa).quantise_panels(
                 {floats.data(), float_stride, panel_count, depth, panels.data(), panels.stride});
             for (std::size_t c = 0; c < panel_count * 16; ++c) {
@@ -449,7 +534,7 @@ TEST(Int8KernelsTestQuantisePanels, CodesAndScalesAreThoseOfTheFormula) {
                     }
                 }
             }
-            const std::byte* gap = panels.bytes.data() + code_panel_bytes(kernels::StoredType::int8, depth);
+            const std::byte* gap = panels.bytes.data() + panels.bytes_each;
             ASSERT_TRUE(std::all_of(gap, gap + 64, [](std::byte b) { return b == std::byte{kPoison}; }));
             std::vector<std::byte> all(panels.bytes.data(), panels.bytes.data() + panels.bytes.size());
             if (first.empty()) first = all;
@@ -458,7 +543,7 @@ TEST(Int8KernelsTestQuantisePanels, CodesAndScalesAreThoseOfTheFormula) {
     }
 }
 
-TEST(Int8KernelsTestQuantiseRows, CodesFactorsAndSumsAreThoseOfTheFormula) {
+TEST(DotCodesTestQuantiseRows, CodesFactorsAndSumsAreThoseOfTheFormula) {
     Random random(seed_or(78));
     HEADLONG_TRACE_SEED(random);
     for (const std::size_t depth : depths()) {
@@ -512,8 +597,91 @@ TEST(Int8KernelsTestQuantiseRows, CodesFactorsAndSumsAreThoseOfTheFormula) {
     }
 }
 
-TEST(Int8KernelsTestQuantise, NothingToDo) {
+// Keys of a cache: rows of any type and any strides become some lanes of panels, and the other lanes stay as they are.
+TEST(DotCodesTestQuantiseKeys, LanesAreThoseOfTheFormulaAndOthersStay) {
+    Random random(seed_or(83));
+    HEADLONG_TRACE_SEED(random);
+    for (const StoredType type : kTypes) {
+        for (const std::size_t depth : depths()) {
+            for (std::size_t first_lane = 0; first_lane < 16; ++first_lane) {
+                if (emulated() && (first_lane + depth) % 5 != 0) continue;
+                const auto rows = static_cast<std::size_t>(random.integer(1, 40));
+                const auto from = static_cast<Element>(random.integer(1, 3));
+                const auto source = AnyTensor<2>::random(
+                    from, {static_cast<std::int64_t>(rows), static_cast<std::int64_t>(depth)}, random);
+                const std::size_t kind = static_cast<std::size_t>(random.integer(0, 100));
+                for_each_index<2>(source.extents(), [&](const Extents<2>& i) {
+                    const auto k = static_cast<std::size_t>(i[1]);
+                    // every other group is a usual one
+                    const std::size_t special = kind + static_cast<std::size_t>(i[0]) + k / 64;
+                    source.set(i, static_cast<double>(
+                                      number(special % 2 == 0 ? Kind::normal : kKinds[special / 2 % kKinds.size()],
+                                             (k % 64 + special) % 64, random)));
+                });
+                const std::size_t panel_count = (first_lane + rows + 15) / 16;
+                const Panels want(type, depth, panel_count);
+                ASSERT_EQ(want.bytes_each, code_panel_bytes(type, depth));
+                for (std::size_t r = 0; r < rows; ++r) {
+                    std::vector<float> row;
+                    for (std::size_t k = 0; k < depth; ++k) {
+                        row.push_back(static_cast<float>(
+                            source.get({static_cast<std::int64_t>(r), static_cast<std::int64_t>(k)})));
+                    }
+                    const Codes codes(row, 64, most(type));
+                    const std::size_t token = first_lane + r;
+                    for (std::size_t g = 0; g < codes.scales.size(); ++g) {
+                        write(want.scale_at(g, token), codes.scales[g]);
+                    }
+                    for (std::size_t k = 0; k < want.places(); ++k) {
+                        want.set_code(k, token, k < depth ? codes.codes[k] : 0);
+                    }
+                }
+                HEADLONG_FOR_EACH_ISA(isa) {
+                    const Panels got(type, depth, panel_count);
+                    table_of(isa).quantise_keys({{source.data(), static_cast<kernels::ElementType>(dtype_of(from)),
+                                                  source.strides()[0], source.strides()[1], rows, depth},
+                                                 got.data(),
+                                                 first_lane,
+                                                 type});
+                    const auto differs =
+                        std::mismatch(got.bytes.data(), got.bytes.data() + got.bytes.size(), want.bytes.data());
+                    ASSERT_EQ(differs.first - got.bytes.data(), static_cast<std::ptrdiff_t>(got.bytes.size()))
+                        << "depth " << depth << " of " << name_of(type) << ", " << rows << " rows at " << first_lane
+                        << ", " << source.describe() << ": a byte of panel "
+                        << static_cast<std::size_t>(differs.first - got.bytes.data()) / got.stride << " is "
+                        << std::to_integer<int>(*differs.first) << ", want " << std::to_integer<int>(*differs.second);
+                }
+            }
+        }
+    }
+}
+
+// What quantise_panels() makes of a linear layer's weights quantise_keys() makes of them row by row.
+TEST(DotCodesTestQuantiseKeys, AreThePanelsOfALinearLayer) {
+    Random random(seed_or(84));
+    HEADLONG_TRACE_SEED(random);
     HEADLONG_FOR_EACH_ISA(isa) {
+        for (const std::size_t depth : depths()) {
+            const GuardedFloats floats(depth * 16);
+            for (std::size_t i = 0; i < floats.size(); ++i) {
+                floats[i] = number(kKinds[(i % 16 + i / 1024) % kKinds.size()], i / 16 % 64, random);
+            }
+            const Panels at_once(StoredType::int8, depth, 1);
+            const Panels by_rows(StoredType::int8, depth, 1);
+            table_of(isa).quantise_panels({floats.data(), depth * 16, 1, depth, at_once.data(), at_once.stride});
+            table_of(isa).quantise_keys(
+                {{floats.data(), kernels::ElementType::f32, 1, 16, 16, depth}, by_rows.data(), 0, StoredType::int8});
+            ASSERT_TRUE(std::equal(at_once.data(), at_once.data() + at_once.stride, by_rows.data())) << depth;
+        }
+    }
+}
+
+TEST(DotCodesTestQuantise, NothingToDo) {
+    HEADLONG_FOR_EACH_ISA(isa) {
+        for (const StoredType type : kTypes) {
+            table_of(isa).quantise_keys({{nullptr, kernels::ElementType::f32, 5, 1, 0, 5}, nullptr, 3, type});
+            table_of(isa).quantise_keys({{nullptr, kernels::ElementType::bf16, 0, 1, 3, 0}, nullptr, 0, type});
+        }
         table_of(isa).quantise_panels({nullptr, 0, 0, 5, nullptr, 0});
         table_of(isa).quantise_rows({nullptr, 0, 0, 5, nullptr, 0});
         table_of(isa).quantise_rows({nullptr, 0, 3, 0, nullptr, 0});
@@ -529,7 +697,7 @@ struct Layer {
     Panels panels;
 
     Layer(const Shape& s, Random& random, Kind weights = Kind::normal, Kind activations = Kind::normal)
-        : shape(s), float_panels((s.columns + 15) / 16 * s.depth * 16), panels(s.depth, (s.columns + 15) / 16) {
+        : shape(s), float_panels((s.columns + 15) / 16 * s.depth * 16), panels(s.type, s.depth, (s.columns + 15) / 16) {
         for (std::size_t c = 0; c < panels.count * 16; ++c) {
             for (std::size_t k = 0; k < s.depth; ++k) {
                 float_panels[c / 16 * s.depth * 16 + k * 16 + c % 16] =
@@ -544,15 +712,37 @@ struct Layer {
     /// Rows [begin, end) by the kernels of a set: [rows][columns].
     std::vector<float> run(Isa isa, std::size_t begin, std::size_t end) const {
         const KernelTable& table = table_of(isa);
-        table.quantise_panels(
-            {float_panels.data(), shape.depth * 16, panels.count, shape.depth, panels.data(), panels.stride});
+        if (shape.type == StoredType::int8) {
+            table.quantise_panels(
+                {float_panels.data(), shape.depth * 16, panels.count, shape.depth, panels.data(), panels.stride});
+        } else {
+            for (std::size_t p = 0; p < panels.count; ++p) {
+                table.quantise_keys(
+                    {{float_panels.data() + p * shape.depth * 16, kernels::ElementType::f32, 1, 16, 16, shape.depth},
+                     panels.data(),
+                     p * 16,
+                     shape.type});
+            }
+        }
         const QuantisedRows rows(table, shape.depth, end - begin);
         const GuardedFloats source((end - begin) * shape.depth);
         std::copy_n(inputs.data() + begin * shape.depth, source.size(), source.data());
         table.quantise_rows({source.data(), shape.depth, end - begin, shape.depth, rows.data(), rows.stride});
         const GuardedFloats out((end - begin) * shape.columns);
-        table.dot_codes({rows.data(), rows.stride, end - begin, panels.data(), panels.stride, shape.depth, 0,
-                               code_groups(shape.depth), out.data(), shape.columns, shape.columns, false, false});
+        table.dot_codes({.rows = rows.data(),
+                         .row_stride = rows.stride,
+                         .row_count = end - begin,
+                         .panels = panels.data(),
+                         .panel_stride = panels.stride,
+                         .depth = shape.depth,
+                         .group_begin = 0,
+                         .group_end = code_groups(shape.depth),
+                         .out = out.data(),
+                         .out_stride = shape.columns,
+                         .columns = shape.columns,
+                         .accumulate = false,
+                         .canonical = false,
+                         .type = shape.type});
         return {out.begin(), out.end()};
     }
 };
@@ -561,13 +751,11 @@ struct Layer {
 // root mean square of the error is at most 1.5e-4 of the outputs' root mean square, and no error is above ten times
 // that, plus 8 * 2^-24 of the largest output. What large scores add for a cache is the exponential's doing: a layer has
 // none. Quantised are the inputs, to 15 bits a group.
-TEST(Int8KernelsTestLayer, IsWithinTheToleranceOfDoublePrecision) {
-    Random random(seed_or(79));
-    HEADLONG_TRACE_SEED(random);
+void within_the_tolerance(StoredType type, Random& random) {
     for (const Kind weights : {Kind::normal, Kind::one_outlier}) {
         for (const Kind activations : {Kind::normal, Kind::one_outlier}) {
             for (const std::size_t depth : depths()) {
-                const Layer layer({9, 33, depth}, random, weights, activations);
+                const Layer layer({9, 33, depth, type}, random, weights, activations);
                 HEADLONG_FOR_EACH_ISA(isa) {
                     const std::vector<float> got = layer.run(isa, 0, 9);
                     double square_error = 0.0, square = 0.0, worst = 0.0, largest = 0.0;
@@ -590,7 +778,8 @@ TEST(Int8KernelsTestLayer, IsWithinTheToleranceOfDoublePrecision) {
                     ASSERT_LE(relative, 1.5e-4) << "depth " << depth;
                     ASSERT_LE(worst, 1.5e-3 * rms + 0x1p-21 * largest) << "depth " << depth;
                     if (depth == 576 && weights == Kind::normal && activations == Kind::normal) {
-                        RecordProperty(std::string("rms_error_") + to_string(isa), std::to_string(relative));
+                        testing::Test::RecordProperty(std::string("rms_error_") + to_string(isa),
+                                                      std::to_string(relative));
                     }
                 }
             }
@@ -598,13 +787,20 @@ TEST(Int8KernelsTestLayer, IsWithinTheToleranceOfDoublePrecision) {
     }
 }
 
-TEST(Int8KernelsTestLayer, ARowDependsOnItselfAlone) {
+TEST(DotCodesTestLayer, IsWithinTheToleranceOfDoublePrecision) {
+    Random random(seed_or(79));
+    HEADLONG_TRACE_SEED(random);
+    for (const StoredType type : kTypes) within_the_tolerance(type, random);
+}
+
+TEST(DotCodesTestLayer, ARowDependsOnItselfAlone) {
     Random random(seed_or(80));
     HEADLONG_TRACE_SEED(random);
     HEADLONG_FOR_EACH_ISA(isa) {
         for (const std::size_t depth : Sizes{5, 64, 203}) {
             for (const std::size_t columns : Sizes{1, 16, 17, 33}) {
-                Layer layer({9, columns, depth}, random);
+                const StoredType type = kTypes[depth % 2 ^ columns % 2];
+                Layer layer({9, columns, depth, type}, random);
                 layer.inputs[4 * depth] = kNaN;  // of one row, to which it is left
                 const std::vector<float> alone = [&] {
                     std::vector<float> all;
@@ -634,13 +830,18 @@ TEST(Int8KernelsTestLayer, ARowDependsOnItselfAlone) {
     }
 }
 
-TEST(Int8KernelsTestLayer, SpecialGroups) {
+TEST(DotCodesTestLayer, SpecialGroups) {
     Random random(seed_or(81));
     HEADLONG_FOR_EACH_ISA(isa) {
-        for (const std::size_t depth : Sizes{5, 64, 130}) {
+        for (const auto& [type, depth] : std::vector<std::pair<StoredType, std::size_t>>{{StoredType::int8, 5},
+                                                                                         {StoredType::int8, 64},
+                                                                                         {StoredType::int8, 130},
+                                                                                         {StoredType::int4, 5},
+                                                                                         {StoredType::int4, 64},
+                                                                                         {StoredType::int4, 130}}) {
             for (const Kind kind : {Kind::zero, Kind::negative_zero, Kind::tiny}) {
                 for (const bool of_weights : {false, true}) {
-                    const Layer layer({3, 17, depth}, random, of_weights ? kind : Kind::normal,
+                    const Layer layer({3, 17, depth, type}, random, of_weights ? kind : Kind::normal,
                                       of_weights ? Kind::normal : kind);
                     for (const float x : layer.run(isa, 0, 3)) ASSERT_TRUE(same_bits(x, 0.0F)) << bits_text(x);
                 }
@@ -648,7 +849,8 @@ TEST(Int8KernelsTestLayer, SpecialGroups) {
             for (const Kind kind : {Kind::nan, Kind::infinite}) {
                 for (const Kind other : {Kind::normal, Kind::zero}) {
                     for (const bool of_weights : {false, true}) {
-                        const Layer layer({3, 17, depth}, random, of_weights ? kind : other, of_weights ? other : kind);
+                        const Layer layer({3, 17, depth, type}, random, of_weights ? kind : other,
+                                          of_weights ? other : kind);
                         for (const float x : layer.run(isa, 0, 3)) ASSERT_TRUE(std::isnan(x));
                     }
                 }
@@ -659,17 +861,19 @@ TEST(Int8KernelsTestLayer, SpecialGroups) {
 
 // Sets that multiply and add in one step compute the same integers in the same order: their bits agree, families or
 // not.
-TEST(Int8KernelsTestLayer, TheSameBitsOnEverySetWithFusedMultiplyAdd) {
+TEST(DotCodesTestLayer, TheSameBitsOnEverySetWithFusedMultiplyAdd) {
     Random random(seed_or(82));
     HEADLONG_TRACE_SEED(random);
     for (const std::size_t depth : depths()) {
-        const Layer layer({7, 33, depth}, random);
-        std::vector<float> first;
-        HEADLONG_FOR_EACH_ISA(isa) {
-            if (isa == Isa::generic) continue;
-            const std::vector<float> got = layer.run(isa, 0, 7);
-            if (first.empty()) first = got;
-            ASSERT_TRUE(same_bits(got, first));
+        for (const StoredType type : kTypes) {
+            const Layer layer({7, 33, depth, type}, random);
+            std::vector<float> first;
+            HEADLONG_FOR_EACH_ISA(isa) {
+                if (isa == Isa::generic) continue;
+                const std::vector<float> got = layer.run(isa, 0, 7);
+                if (first.empty()) first = got;
+                ASSERT_TRUE(same_bits(got, first));
+            }
         }
     }
 }

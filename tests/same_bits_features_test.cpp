@@ -134,6 +134,11 @@ AttentionCase case_with(const Feature& feature, const std::vector<std::int64_t>&
 
 std::int64_t usual_length() { return emulated() ? 530 : 600; }
 
+/// Caches that round what they hold have bits of their own.
+std::vector<Route> routes(const AttentionCase& c) {
+    return c.cache == KvTypes{} ? possible_routes(c) : std::vector<Route>{Route::cache};
+}
+
 /// Everything that must have the bits of `want`, which is the whole case through one call.
 void expect_same_everywhere(const AttentionCase& c, const Outcome& want, Isa isa) {
     Random random(7);
@@ -144,7 +149,7 @@ void expect_same_everywhere(const AttentionCase& c, const Outcome& want, Isa isa
     for (const std::size_t threads : some(std::vector<std::size_t>{1, 2, 5})) {
         SCOPED_TRACE(std::to_string(threads) + " threads");
         Context& context = shared_context(isa, threads);
-        for (const Route route : possible_routes(c)) {
+        for (const Route route : routes(c)) {
             EXPECT_TRUE(same_bits(want, run(context, c, route, &random))) << to_string(route);
         }
     }
@@ -159,7 +164,7 @@ void expect_same_everywhere(const AttentionCase& c, const Outcome& want, Isa isa
         {511, 2}, {0, 1}, {0, 2}, {1, 1}, {13, 5}, {100, 40}, {511, 1}, {c.q_lens[0] - 1, 1}, {c.q_lens[0] - 20, 20}};
     for (const auto& [first, count] : some(parts)) {
         const AttentionCase part = rows_of(c, first, count);
-        for (const Route route : possible_routes(part)) {
+        for (const Route route : routes(part)) {
             EXPECT_TRUE(same_bits(rows_of(c, want, first, count), run(context, part, route)))
                 << "rows " << first << " to " << first + count << ", " << to_string(route);
         }
@@ -175,6 +180,34 @@ TEST(SameBitsFeaturesTest, ThreadsChunksRoutesAndPlaces) {
         HEADLONG_FOR_EACH_ISA(isa) {
             if (left_to_native_tests(isa)) continue;
             expect_same_everywhere(c, run(shared_context(isa), c, Route::plain), isa);
+        }
+    }
+}
+
+TEST(SameBitsFeaturesTest, CachesOfEveryType) {
+    Random random(seed_or(507));
+    HEADLONG_TRACE_SEED(random);
+    const std::vector<KvTypes> all{{KvType::int8, KvType::int8},
+                                   {KvType::int4, KvType::int4},
+                                   {KvType::f16, KvType::bf16},
+                                   {KvType::f32, KvType::int4},
+                                   {KvType::int8, KvType::f32}};
+    std::size_t next = 0;
+    for (const Feature& feature : features()) {
+        SCOPED_TRACE(feature.name);
+        ++next;
+        AttentionCase c = case_with(feature, {usual_length()}, random);
+        AttentionCase steps = case_with(feature, {emulated() ? 40 : 150}, random);
+        HEADLONG_FOR_EACH_ISA(isa) {
+            if (left_to_native_tests(isa)) continue;
+            // every type meets every set and every feature, if not all of them together
+            c.cache = steps.cache = all[next++ % all.size()];
+            SCOPED_TRACE(std::string("cache ") + to_string(c.cache.keys) + ":" + to_string(c.cache.values));
+            expect_same_everywhere(c, run(shared_context(isa), c, Route::cache), isa);
+            if (!can_run_in_chunks(steps)) continue;
+            const Outcome want = run(shared_context(isa), steps, Route::cache);
+            EXPECT_TRUE(same_bits(want, run_in_chunks(shared_context(isa), steps, 3)));
+            EXPECT_TRUE(same_bits(want, run_in_chunks(shared_context(isa, 3), steps, 1)));
         }
     }
 }
@@ -251,6 +284,16 @@ TEST(SameBitsFeaturesTest, ASequenceAloneOrInABatch) {
                             << to_string(route) << ", sequence " << s;
                     }
                 }
+                for (const KvType type : {KvType::f16, KvType::bf16, KvType::int8, KvType::int4}) {
+                    AttentionCase narrow = c;
+                    narrow.cache = {type, type};
+                    const Outcome batch = run(context, narrow, Route::cache);
+                    for (std::int64_t s = 0; s < 3; ++s) {
+                        const AttentionCase one = sequence_of(narrow, s);
+                        EXPECT_TRUE(same_bits(sequence_of(c, batch, s), run(context, one, Route::cache)))
+                            << to_string(type) << ", sequence " << s;
+                    }
+                }
             }
         }
     }
@@ -261,7 +304,9 @@ TEST(SameBitsFeaturesTest, LongContexts) {
     Random random(seed_or(505));
     HEADLONG_TRACE_SEED(random);
     const std::int64_t kv = emulated() ? 1100 : 33500;
+    std::size_t next = 0;
     for (const Feature& feature : features()) {
+        ++next;
         SCOPED_TRACE(feature.name);
         AttentionCase c;
         c.heads = 2;
@@ -281,6 +326,16 @@ TEST(SameBitsFeaturesTest, LongContexts) {
                     EXPECT_TRUE(same_bits(want, run(context, c, route))) << to_string(route) << ", " << threads;
                 }
                 EXPECT_TRUE(same_bits(rows_of(c, want, 2, 1), run(context, rows_of(c, 2, 1), Route::cache)));
+            }
+            AttentionCase narrow = c;
+            for (const KvType type : {KvType::int8, KvType::int4}) {
+                if (next++ % 4 != 0) continue;
+                narrow.cache = {type, type};
+                const Outcome walked = run(shared_context(isa), narrow, Route::cache);
+                EXPECT_TRUE(same_bits(walked, run(shared_context(isa, 5), narrow, Route::cache))) << to_string(type);
+                EXPECT_TRUE(same_bits(rows_of(c, walked, 2, 1),
+                                      run(shared_context(isa, 2), rows_of(narrow, 2, 1), Route::cache)))
+                    << to_string(type);
             }
         }
     }
@@ -309,6 +364,13 @@ TEST(SameBitsFeaturesTest, SharedPrefix) {
                 const Outcome want = run_with_shared_prefix(shared_context(isa), rows, prefix);
                 for (const std::size_t threads : {2U, 5U}) {
                     EXPECT_TRUE(same_bits(want, run_with_shared_prefix(shared_context(isa, threads), rows, prefix)));
+                }
+                for (const KvType type : {KvType::f16, KvType::int8, KvType::int4}) {
+                    AttentionCase narrow = rows;
+                    narrow.cache = {type, type};
+                    EXPECT_TRUE(same_bits(run_with_shared_prefix(shared_context(isa), narrow, prefix),
+                                          run_with_shared_prefix(shared_context(isa, 5), narrow, prefix)))
+                        << to_string(type);
                 }
             }
         }

@@ -114,10 +114,26 @@ Rows plain(Context& context, const SequenceData& s, std::int64_t first, std::int
     return rows;
 }
 
-KvCache cache_for(const SequenceData& s) {
+KvCache cache_for(const SequenceData& s, const KvTypes& types = {}) {
     KvCacheOptions options;
-    options.shape = {.kv_heads = s.kv_heads, .head_dim = s.head_dim, .value_dim = s.value_dim};
+    options.shape = {.kv_heads = s.kv_heads,
+                     .head_dim = s.head_dim,
+                     .value_dim = s.value_dim,
+                     .key_type = types.keys,
+                     .value_type = types.values};
     return KvCache(options);
+}
+
+/// Those whose rows are not the floats that were appended: their bits are those of another call over such a cache.
+const std::vector<KvTypes>& narrow_types() {
+    static const std::vector<KvTypes> all{{KvType::f16, KvType::f16},
+                                          {KvType::bf16, KvType::bf16},
+                                          {KvType::int8, KvType::int8},
+                                          {KvType::int4, KvType::int4}};
+    return all;
+}
+std::string name_of(const KvTypes& types) {
+    return std::string("cache ") + to_string(types.keys) + ":" + to_string(types.values);
 }
 
 CachedQuery cached_query(const SequenceData& s, const KvCache& cache, std::int64_t first, std::int64_t count,
@@ -129,10 +145,18 @@ CachedQuery cached_query(const SequenceData& s, const KvCache& cache, std::int64
             .lse = s.lse(rows, row, count)};
 }
 
+/// Queries [first, first + count) over a cache that already holds [0, first + count).
+Rows cached(Context& context, const SequenceData& s, const KvCache& cache, std::int64_t first, std::int64_t count) {
+    Rows rows = s.empty_rows(count);
+    const CachedQuery query = cached_query(s, cache, first, count, rows, 0);
+    attend(context, std::span(&query, 1));
+    return rows;
+}
+
 /// The whole sequence through a cache, `chunk` tokens at a time.
-Rows chunked(Context& context, const SequenceData& s, std::int64_t chunk) {
+Rows chunked(Context& context, const SequenceData& s, std::int64_t chunk, const KvTypes& types = {}) {
     Rows rows = s.empty_rows(s.length);
-    KvCache cache = cache_for(s);
+    KvCache cache = cache_for(s, types);
     for (std::int64_t first = 0; first < s.length; first += chunk) {
         const std::int64_t count = std::min(chunk, s.length - first);
         cache.append(context, 0, s.keys(first, count), s.values(first, count));
@@ -169,6 +193,15 @@ TEST(SameBitsTest, ChunksAndStepsAndPlainCallsAgree) {
                 same_bits(part(s, whole, first, s.length - first), plain(*context, s, first, s.length - first)));
             EXPECT_TRUE(same_bits(part(s, whole, first, 1), plain(*context, s, first, 1)));
         }
+        for (const KvTypes& types : narrow_types()) {
+            SCOPED_TRACE(name_of(types));
+            const Rows at_once = chunked(*context, s, s.length, types);
+            EXPECT_FALSE(same_bits(at_once, whole));
+            for (const std::int64_t chunk : {1, 7, 64, 500}) {
+                if (emulated() && chunk != 64) continue;
+                EXPECT_TRUE(same_bits(at_once, chunked(*context, s, chunk, types))) << "chunks of " << chunk;
+            }
+        }
     }
 }
 
@@ -188,6 +221,21 @@ TEST(SameBitsTest, ThreadsDoNotMatter) {
                 EXPECT_TRUE(same_bits(whole, chunked(*context, s, 333)));
                 EXPECT_TRUE(same_bits(part(s, whole, s.length - 40, 40), plain(*context, s, s.length - 40, 40)));
             }
+            for (const KvTypes& types : narrow_types()) {
+                SCOPED_TRACE(name_of(types));
+                KvCache cache = cache_for(s, types);
+                cache.append(*serial, 0, s.keys(0, s.length), s.values(0, s.length));
+                const Rows all = cached(*serial, s, cache, 0, s.length);
+                for (const std::size_t threads : {2U, 5U}) {
+                    const auto context = make_context(isa, threads);
+                    EXPECT_TRUE(same_bits(all, chunked(*context, s, 333, types))) << threads;
+                    for (const std::int64_t count : {s.length, std::int64_t{40}, std::int64_t{1}}) {
+                        EXPECT_TRUE(same_bits(part(s, all, s.length - count, count),
+                                              cached(*context, s, cache, s.length - count, count)))
+                            << threads << " threads, " << count << " rows";
+                    }
+                }
+            }
         }
     }
 }
@@ -205,12 +253,20 @@ TEST(SameBitsTest, GroupsOfSpansFoldTheSameWay) {
         for (const std::size_t threads : {1U, 2U, 5U}) {
             SCOPED_TRACE(std::to_string(threads) + " threads");
             const auto context = make_context(isa, threads);
-            Rows cached = s.empty_rows(3);
-            const CachedQuery query = cached_query(s, cache, length - 3, 3, cached, 0);
-            attend(*context, std::span(&query, 1));
-            EXPECT_TRUE(same_bits(walked, cached));
+            EXPECT_TRUE(same_bits(walked, cached(*context, s, cache, length - 3, 3)));
             EXPECT_TRUE(same_bits(walked, plain(*context, s, length - 3, 3)));
             EXPECT_TRUE(same_bits(part(s, walked, 2, 1), plain(*context, s, length - 1, 1)));
+        }
+        for (const KvTypes& types : narrow_types()) {
+            SCOPED_TRACE(name_of(types));
+            KvCache narrow = cache_for(s, types);
+            narrow.append(*serial, 0, s.keys(0, length), s.values(0, length));
+            const Rows last = cached(*serial, s, narrow, length - 3, 3);
+            for (const std::size_t threads : {2U, 5U}) {
+                const auto context = make_context(isa, threads);
+                EXPECT_TRUE(same_bits(last, cached(*context, s, narrow, length - 3, 3))) << threads;
+                EXPECT_TRUE(same_bits(part(s, last, 2, 1), cached(*context, s, narrow, length - 1, 1))) << threads;
+            }
         }
     }
 }
@@ -223,14 +279,14 @@ TEST(SameBitsTest, QueriesOfDifferentLengthsInOneCall) {
         sequences.emplace_back(700, 4, 2, 16, 16, 20 + static_cast<std::uint64_t>(count));
     HEADLONG_FOR_EACH_ISA(isa) {
         if (left_to_native_tests(isa)) continue;
-        for (const std::size_t threads : {1U, 2U, 5U}) {
-            SCOPED_TRACE(std::to_string(threads) + " threads");
+        const auto call = [&](std::size_t threads, const KvTypes& types) {
+            SCOPED_TRACE(std::to_string(threads) + " threads, " + name_of(types));
             const auto context = make_context(isa, threads);
             std::vector<KvCache> caches;
             std::vector<Rows> batched;
             std::vector<CachedQuery> queries;
             for (std::size_t i = 0; i < sequences.size(); ++i) {
-                caches.push_back(cache_for(sequences[i]));
+                caches.push_back(cache_for(sequences[i], types));
                 caches[i].append(*context, 0, sequences[i].keys(0, 700), sequences[i].values(0, 700));
                 batched.push_back(
                     sequences[i].empty_rows(counts[i] + 2));  // a row in front and one behind stay as they are
@@ -244,14 +300,16 @@ TEST(SameBitsTest, QueriesOfDifferentLengthsInOneCall) {
             attend(*context, queries);
             for (std::size_t i = 0; i < sequences.size(); ++i) {
                 const SequenceData& s = sequences[i];
-                EXPECT_TRUE(
-                    same_bits(part(s, batched[i], 1, counts[i]), plain(*context, s, 700 - counts[i], counts[i])))
-                    << i;
+                const Rows alone = types == KvTypes{} ? plain(*context, s, 700 - counts[i], counts[i])
+                                                      : cached(*context, s, caches[i], 700 - counts[i], counts[i]);
+                EXPECT_TRUE(same_bits(part(s, batched[i], 1, counts[i]), alone)) << i;
                 const Rows untouched = s.empty_rows(1);
                 EXPECT_TRUE(same_bits(part(s, batched[i], 0, 1), untouched)) << i;
                 EXPECT_TRUE(same_bits(part(s, batched[i], counts[i] + 1, 1), untouched)) << i;
             }
-        }
+        };
+        for (const std::size_t threads : {1U, 2U, 5U}) call(threads, {});
+        for (const KvTypes& types : narrow_types()) call(2, types);
     }
 }
 
@@ -278,6 +336,18 @@ TEST(SameBitsTest, ASequenceAloneOrInABatch) {
                 }
                 attend(*context, queries);
                 for (std::size_t i = 0; i < sequences.size(); ++i) EXPECT_TRUE(same_bits(alone[i], batched[i])) << i;
+                for (const KvTypes& types : narrow_types()) {
+                    for (std::size_t i = 0; i < sequences.size(); ++i) {
+                        const SequenceData& s = sequences[i];
+                        caches[i] = cache_for(s, types);
+                        caches[i].append(*context, 0, s.keys(0, s.length), s.values(0, s.length));
+                        alone[i] = cached(*context, s, caches[i], s.length - count, count);
+                    }
+                    attend(*context, queries);
+                    for (std::size_t i = 0; i < sequences.size(); ++i) {
+                        EXPECT_TRUE(same_bits(alone[i], batched[i])) << i << ", " << name_of(types);
+                    }
+                }
             }
             // a batch of plain tensors: the same sequence three times by stride 0
             const SequenceData& s = sequences[0];
@@ -337,9 +407,22 @@ TEST(SameBitsTest, CausalityHoldsToNanAndInfinity) {
                 }
                 SequenceData changed = s;
                 changed.set_token(token, poison, poison, poison);
-                const Rows cached = chunked(*context, changed, 50);
-                EXPECT_TRUE(same_bits(part(s, before, 0, token), part(s, cached, 0, token)));
-                EXPECT_TRUE(same_bits(plain(*context, changed, 0, s.length), cached));
+                const Rows through_cache = chunked(*context, changed, 50);
+                EXPECT_TRUE(same_bits(part(s, before, 0, token), part(s, through_cache, 0, token)));
+                EXPECT_TRUE(same_bits(plain(*context, changed, 0, s.length), through_cache));
+            }
+        }
+        for (const KvTypes& types : narrow_types()) {
+            SCOPED_TRACE(name_of(types));
+            const Rows clean = chunked(*context, s, 300, types);
+            for (const std::int64_t token : {15, 512}) {
+                SCOPED_TRACE("token " + std::to_string(token));
+                SequenceData changed = s;
+                changed.set_token(token, kNaN, kInfinity, 1.0F);
+                const Rows after = chunked(*context, changed, 300, types);
+                EXPECT_TRUE(same_bits(part(s, clean, 0, token), part(s, after, 0, token)));
+                for (const float x : part(s, after, token, s.length - token).output) ASSERT_TRUE(std::isnan(x));
+                EXPECT_TRUE(same_bits(after, chunked(*context, changed, 50, types)));
             }
         }
     }
@@ -493,6 +576,14 @@ TEST(SameBitsTest, FloatingPointModesDoNotMatter) {
             EXPECT_TRUE(kept);
             EXPECT_TRUE(same_bits(usual, odd));
             EXPECT_TRUE(same_bits(usual_cached, odd_cached));
+            for (const KvTypes& types : narrow_types()) {
+                SCOPED_TRACE(name_of(types));
+                const Rows narrow = chunked(*context, *data, 64, types);
+                EXPECT_TRUE(same_bits(narrow, chunked(odd_context, *data, 64, types)));
+                const OddFloatingPoint mode;
+                odd_cached = chunked(*context, *data, 64, types);
+                EXPECT_TRUE(same_bits(narrow, odd_cached));
+            }
         }
         EXPECT_EQ(odd_workers->lost(), 0);
     }
@@ -535,6 +626,19 @@ TEST(SameBitsTest, RowsThatSeeNothingAreZero) {
                 for (const float x : nothing.lse) ASSERT_EQ(x, -kInfinity) << offset;
                 const Rows alive = part(s, rows, dead, 700 - dead);
                 for (const float x : alive.lse) ASSERT_TRUE(std::isfinite(x)) << offset;
+                for (const KvTypes& types : narrow_types()) {
+                    chunked(*context, poison, 700, types);
+                    KvCache cache = cache_for(s, types);
+                    cache.append(*context, 0, s.keys(0, 700), s.values(0, 700));
+                    Rows few = s.empty_rows(9);
+                    const CachedQuery query = cached_query(s, cache, 0, 9, few, 0);
+                    attend(*context, std::span(&query, 1), options);
+                    const std::int64_t blind = std::min<std::int64_t>(dead, 9);
+                    const Rows none = part(s, few, 0, blind);
+                    for (const float x : none.output) ASSERT_TRUE(test::same_bits(x, 0.0F)) << offset;
+                    for (const float x : none.lse) ASSERT_EQ(x, -kInfinity) << offset;
+                    for (const float x : part(s, few, blind, 9 - blind).lse) ASSERT_TRUE(std::isfinite(x)) << offset;
+                }
             }
         }
     }
@@ -547,20 +651,27 @@ TEST(SameBitsTest, NanIsCanonical) {
     HEADLONG_FOR_EACH_ISA(isa) {
         if (left_to_native_tests(isa)) continue;
         const auto context = make_context(isa);
-        const Rows rows = plain(*context, s, 0, 30);
-        std::size_t nans = 0;
-        for (const float x : rows.output) {
-            if (!std::isnan(x)) continue;
-            ++nans;
-            EXPECT_EQ(std::bit_cast<std::uint32_t>(x), 0x7FC00000U);
-        }
-        EXPECT_EQ(nans, 23U * 3U * 8U);
-        for (std::size_t i = 0; i < rows.lse.size(); ++i) {
-            if (i < 7 * 3) {
-                EXPECT_TRUE(std::isfinite(rows.lse[i])) << i;
-            } else {
-                EXPECT_EQ(std::bit_cast<std::uint32_t>(rows.lse[i]), 0x7FC00000U) << i;
+        const auto check = [](const Rows& rows) {
+            std::size_t nans = 0;
+            for (const float x : rows.output) {
+                if (!std::isnan(x)) continue;
+                ++nans;
+                EXPECT_EQ(std::bit_cast<std::uint32_t>(x), 0x7FC00000U);
             }
+            EXPECT_EQ(nans, 23U * 3U * 8U);
+            for (std::size_t i = 0; i < rows.lse.size(); ++i) {
+                if (i < 7 * 3) {
+                    EXPECT_TRUE(std::isfinite(rows.lse[i])) << i;
+                } else {
+                    EXPECT_EQ(std::bit_cast<std::uint32_t>(rows.lse[i]), 0x7FC00000U) << i;
+                }
+            }
+        };
+        check(plain(*context, s, 0, 30));
+        for (const KvTypes& types : narrow_types()) {
+            SCOPED_TRACE(name_of(types));
+            check(chunked(*context, s, 30, types));
+            check(chunked(*context, s, 4, types));
         }
     }
 }
