@@ -307,12 +307,13 @@ struct QuantiseValues {
     StoredType type;
 };
 
-/// out[r][c] = factor[r] * sum over t in [first, last) of P[r][t] * q(t)[c], for c < columns. For every group of 128
-/// columns, p = weights[r][t] * scale(t), 0 where the weight is -0.0f, and with m the largest p of the row,
-/// P = floor(p * (32767 / m) + u[t mod 16]), u[i] = (i with its four bits reversed + 0.5) / 16, and factor = m / 32767:
-/// rounding to nearest would drop the many small weights beside a large one together. The sum is an integer, the same
-/// one on every set. Factor and codes are 0 if m is below 2^-110. A NaN weight of the row makes all of it NaN, a NaN
-/// scale under a weight that is not -0.0f its group's columns.
+/// out[r][c] = sum over the blocks of factor[r] * float(sum over the block's t in [first, last) of P[r][t] * q(t)[c]),
+/// for c < columns: products and sums rounded one by one, blocks in ascending order. For every block of 64 tokens and
+/// group of 128 columns, p = weights[r][t] * scale(t), 0 where the weight is -0.0f, and with m the largest p of the
+/// row, P = floor(p * (32767 / m) + u[t mod 16]), u[i] = (i with its four bits reversed + 0.5) / 16, and factor = m /
+/// 32767: rounding to nearest would drop the many small weights beside a large one together. The sum is an integer, the
+/// same one on every set. Factor and codes are 0 if m is below 2^-110. A NaN weight of the row makes all of it NaN, a
+/// NaN scale under a weight that is not -0.0f its group's columns.
 struct WeightedCodes {
     const float* weights;       ///< [row_count][512]
     std::size_t weight_stride;  ///< floats

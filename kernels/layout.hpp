@@ -28,8 +28,8 @@
 //                (KernelTable::code_terms) int8 A[4], B[4]: such rows are scratch of one call, and no other set reads
 //                them.
 //
-// A sum over a group, of C * (128 + q), stays below 64 * 32385 * 255 < 2^31; a sum over a span of weights, which have
-// codes in [0, 32767] there, times q, below 512 * 32767 * 127 < 2^31.
+// A sum over a group, of C * (128 + q), stays below 64 * 32385 * 255 < 2^31; so does one over a block of weights, which
+// have codes in [0, 32767] there, times q: 64 * 32767 * 127.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,9 @@
 // Weights x value panels of codes, in integers: the output of one span. Compiled per instruction set.
 //
-// The scales of the values are folded into the weights, and these rounded to 15 bits beside the largest of the span; a
-// span's sum of 512 products is an integer below 2^31, the same one in any order and on every set.
+// The scales of the values are folded into the weights, and these rounded to 15 bits beside the largest of their block
+// of 64 tokens; a block's sum of products is an integer below 2^31, the same one in any order and on every set, and the
+// blocks are added up in floats, in ascending order. (One factor for a span of 512 would let a single large weight take
+// the precision of all others: 2.8e-4 of the output where this has 1e-4.)
 #pragma once
 
 #include "kernels/kernel_table.hpp"
@@ -10,7 +12,7 @@
 
 namespace headlong::HEADLONG_ISA {
 
-// What the largest weight of a span must reach: the inverse of its 32767th part stays in range.
+// What the largest weight of a block must reach: the inverse of its 32767th part stays in range.
 inline constexpr float kLeastWeight = 0x1p-110F;
 inline constexpr float kMostWeightCode = 32767.0F;
 
@@ -44,22 +46,18 @@ struct WeightedCodeTile {
     const kernels::WeightedCodes& a;
     std::size_t column;   ///< the group's first
     std::size_t columns;  ///< of the group
-    std::size_t first;    ///< tokens [first, last) are added to what `out` holds, as integers
+    std::size_t first;    ///< tokens [first, last) are added to what `out` holds
     std::size_t last;
+    const float (*factors)[kernels::kSpanBlocks];           ///< [rows][blocks]
+    const std::int32_t (*code_sums)[kernels::kSpanBlocks];  ///< of a row's codes
 
     HEADLONG_INLINE const std::uint8_t* group_of(std::size_t token) const noexcept {
         return static_cast<const std::uint8_t*>(a.value_blocks[token / kernels::kBlockTokens]) +
                kernels::value_block_bytes(Type, column);
     }
-    HEADLONG_INLINE const float* scales_of(std::size_t token) const noexcept {
-        return reinterpret_cast<const float*>(group_of(token)) + token % kernels::kBlockTokens;
-    }
     HEADLONG_INLINE std::size_t block_end(std::size_t token) const noexcept {
         const std::size_t end = (token / kernels::kBlockTokens + 1) * kernels::kBlockTokens;
         return end < last ? end : last;
-    }
-    HEADLONG_INLINE bool guarded(std::size_t token) const noexcept {
-        return (a.nonfinite_blocks >> token / kernels::kBlockTokens & 1U) != 0;
     }
     /// What is read after the group's part of a token's block: that of the next block, or the next group's first.
     HEADLONG_INLINE const void* after(std::size_t token) const noexcept {
@@ -73,19 +71,21 @@ struct WeightedCodeTile {
         return kernels::kValueScaleBytes + columns / 16 * kernels::value_code_bytes(Type);
     }
 
-    /// Codes and factor of one row; `code_sum` is what kPairCodeOffset is a multiple of.
+    /// Codes of one row for the tokens [first, last) of one block. Returns their factor.
     HEADLONG_INLINE float quantise(std::size_t row, std::int32_t& code_sum) const noexcept {
         const float* weights = a.weights + row * a.weight_stride;
         std::int16_t* codes = a.codes + row * a.code_stride;
+        const float* scales = reinterpret_cast<const float*>(group_of(first));
+        const std::size_t block = first / kernels::kBlockTokens;
+        const bool guarded = (a.nonfinite_blocks >> block & 1U) != 0;
         F32 largest[kPanelVectors];
         F32 probe = broadcast(0.0F);  // NaN if a product of a guarded block is
         HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) largest[v] = broadcast(0.0F);
-        for (std::size_t token = a.first; token < a.last; token += 16) {
+        for (std::size_t token = first; token < last; token += 16) {
             F32 p[kPanelVectors];
-            const bool guard = guarded(token);
-            scaled_weights(weights + token, scales_of(token), guard, p);
+            scaled_weights(weights + token, scales + token % kernels::kBlockTokens, guarded, p);
             HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {
-                if (guard) probe = probe + p[v] * broadcast(0.0F);
+                if (guarded) probe = probe + p[v] * broadcast(0.0F);
                 largest[v] = max(largest[v], p[v]);
             }
         }
@@ -97,42 +97,38 @@ struct WeightedCodeTile {
         code_sum = 0;
         const bool nan = any_nan(probe) || a.sums[row] != a.sums[row];
         if (nan || most < kLeastWeight) {
-            std::memset(codes + a.first, 0, (a.last - a.first) * sizeof *codes);
+            std::memset(codes + first, 0, (last - first) * sizeof *codes);
             return nan ? __builtin_nanf("") : 0.0F;
         }
         const F32 inverse = broadcast(kMostWeightCode / most);
         I32 sums = zero_i32();
-        for (std::size_t token = a.first; token < a.last; token += 16) {
+        for (std::size_t token = first; token < last; token += 16) {
             F32 p[kPanelVectors];
-            scaled_weights(weights + token, scales_of(token), guarded(token), p);
+            scaled_weights(weights + token, scales + token % kernels::kBlockTokens, guarded, p);
             HEADLONG_UNROLL for (std::size_t v = 0; v < kPanelVectors; ++v) {
                 p[v] = p[v] * inverse + load(kDither + v * kLanes);  // rounded twice, on every set
             }
             store_weight_codes(codes + token, p, sums);
         }
-        std::int32_t code_sums[sizeof sums / sizeof(std::int32_t)];
-        std::memcpy(code_sums, &sums, sizeof sums);
-        for (const std::int32_t lane : code_sums) code_sum += lane;
+        std::int32_t lane_sums[sizeof sums / sizeof(std::int32_t)];
+        std::memcpy(lane_sums, &sums, sizeof sums);
+        for (const std::int32_t lane : lane_sums) code_sum += lane;
         return most / kMostWeightCode;
     }
 
     template <std::size_t Rows, std::size_t Panels>
     HEADLONG_INLINE void operator()(std::size_t row, std::size_t panel) const noexcept {
         constexpr std::size_t kVectors = Panels * kPanelVectors;
-        const std::int16_t* codes = a.codes + row * a.code_stride;
-        float* out = a.out + row * a.out_stride + column + panel * 16;
-
-        I32 sums[Rows][kVectors];
-        HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-            HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) {
-                sums[r][v] = first == a.first ? zero_i32() : load_i32(out + r * a.out_stride + v * kLanes);
-            }
-        }
+        float* const out = a.out + row * a.out_stride + column + panel * 16;
         for (std::size_t token = first; token < last; token = block_end(token)) {
             const std::uint8_t* value = group_of(token) + kernels::kValueScaleBytes +
                                         panel * kernels::value_code_bytes(Type) +
                                         token % kernels::kBlockTokens / kStepTokens * 32;
-            const std::int16_t* x = codes + token;
+            const std::int16_t* x = a.codes + row * a.code_stride + token;
+            I32 sums[Rows][kVectors];
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) sums[r][v] = zero_i32();
+            }
             const auto step = [&](std::size_t i) noexcept {
                 HEADLONG_UNROLL for (std::size_t pair = 0; pair < kPairs; ++pair) {
                     multiply_add(
@@ -154,28 +150,26 @@ struct WeightedCodeTile {
             for_steps<Tiles, Rows, Panels>((block_end(token) - token) / kStepTokens, step, [&](std::size_t i) noexcept {
                 ahead.template ask<Panels>(panel * turns + i * Panels);
             });
-        }
-        HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-            HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) {
-                store_i32(out + r * a.out_stride + v * kLanes, sums[r][v]);
-            }
-        }
-    }
 
-    /// The integers of a row to its output.
-    HEADLONG_INLINE void scale_row(std::size_t row, float factor, std::int32_t code_sum) const noexcept {
-        float* out = a.out + row * a.out_stride + column;
-        const F32 f = broadcast(factor);
-        const I32 offset = broadcast_i32(-kPairCodeOffset<kPairs> * code_sum);
-        for (std::size_t c = 0; c < columns; c += kLanes) {
-            store(out + c, to_f32(add_i32(load_i32(out + c), offset)) * f);
+            const std::size_t block = token / kernels::kBlockTokens;
+            const bool fresh = token == a.first;  // nothing has been added yet
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                const F32 factor = broadcast(factors[row + r][block]);
+                const I32 offset = broadcast_i32(-kPairCodeOffset<kPairs> * code_sums[row + r][block]);
+                HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) {
+                    float* p = out + r * a.out_stride + v * kLanes;
+                    const I32 total = kPairCodeOffset<kPairs> == 0 ? sums[r][v] : add_i32(sums[r][v], offset);
+                    const F32 part = to_f32(total) * factor;
+                    store(p, fresh ? part : load(p) + part);  // rounded twice, on every set
+                }
+            }
         }
     }
 };
 
 template <kernels::StoredType Type>
 inline void weighted_group(const kernels::WeightedCodes& a, std::size_t column, std::size_t columns) noexcept {
-    constexpr std::size_t kRowsAtOnce = 64;
+    constexpr std::size_t kRowsAtOnce = 48;  // a row tile's: their factors and sums are 3 KiB
     for (std::size_t row = 0; row < a.row_count; row += kRowsAtOnce) {
         kernels::WeightedCodes part = a;
         part.weights += row * a.weight_stride;
@@ -183,16 +177,25 @@ inline void weighted_group(const kernels::WeightedCodes& a, std::size_t column, 
         part.codes += row * a.code_stride;
         part.out += row * a.out_stride;
         part.row_count = a.row_count - row < kRowsAtOnce ? a.row_count - row : kRowsAtOnce;
-        WeightedCodeTile<Type> run{part, column, columns, a.first, a.last};
-        float factors[kRowsAtOnce];
-        std::int32_t code_sums[kRowsAtOnce];
-        for (std::size_t r = 0; r < part.row_count; ++r) factors[r] = run.quantise(r, code_sums[r]);
+        float factors[kRowsAtOnce][kernels::kSpanBlocks];
+        std::int32_t code_sums[kRowsAtOnce][kernels::kSpanBlocks];
+        WeightedCodeTile<Type> run{part, column, columns, a.first, a.last, factors, code_sums};
         for (; run.first < a.last; run.first = run.last) {
             run.last = a.last;  // for block_end()
-            if (part.row_count < kManyRows) run.last = run.block_end(run.first);
+            run.last = run.block_end(run.first);
+            const std::size_t block = run.first / kernels::kBlockTokens;
+            for (std::size_t r = 0; r < part.row_count; ++r) {
+                factors[r][block] = run.quantise(r, code_sums[r][block]);
+            }
+            // Many rows take a tile through the whole span, few rows all tiles through a block: memory is read from
+            // front to back.
+            if (part.row_count < kManyRows) for_tiles(part.row_count, columns / 16, run);
+        }
+        if (part.row_count >= kManyRows) {
+            run.first = a.first;
+            run.last = a.last;
             for_tiles(part.row_count, columns / 16, run);
         }
-        for (std::size_t r = 0; r < part.row_count; ++r) run.scale_row(r, factors[r], code_sums[r]);
     }
 }
 

@@ -798,6 +798,42 @@ testing::AssertionResult agrees(const AttentionCase& c, const Outcome& got, cons
         1.0, false);
 }
 
+testing::AssertionResult agrees_in_codes(const AttentionCase& c, const Outcome& got, const Expected& want) {
+    if (got.output.size() != want.output.size()) return testing::AssertionFailure() << "output: another size";
+    double score = 0.0;
+    double terms = 0.0;
+    for (const reference::AttentionResult& part : want.parts) {
+        score = std::max(score, part.magnitudes.score);
+        terms = std::max(terms, part.magnitudes.terms);
+    }
+    const double large = std::max(1.0, score / 8.0);
+    const std::size_t width = width_of(c);
+    double square = 0.0;
+    double square_error = 0.0;
+    double largest_row = 0.0;
+    for (std::size_t first = 0; first < want.output.size(); first += width) {
+        double row = 0.0;
+        for (std::size_t i = first; i < first + width; ++i) {
+            const double error = std::abs(value_of(element_of(got.type), got.output[i]) - want.output[i]);
+            if (!std::isfinite(error)) continue;  // agree() has its say below
+            row += want.output[i] * want.output[i];
+            square_error += std::pow(std::max(error - half_ulp(got.type, want.output[i]), 0.0), 2);
+        }
+        square += row;
+        largest_row = std::max(largest_row, std::sqrt(row / static_cast<double>(width)));
+    }
+    const double share = 1.5e-4 * large;
+    if (square_error > share * share * square) {
+        return testing::AssertionFailure() << "output: the error's root mean square is "
+                                           << std::sqrt(square_error / square) << " of the output's, allowed " << share;
+    }
+    Expected bounds = want;
+    for (double& bound : bounds.output_bound) bound += 1.5e-3 * large * largest_row;
+    // a score's error reaches lse in full, and grows with the terms of its product
+    for (double& bound : bounds.lse_bound) bound += 5e-4 * std::max(1.0, terms / 8.0);
+    return agrees(c, got, bounds);
+}
+
 testing::AssertionResult close(const AttentionCase& c, const Outcome& a, const Outcome& b, const Expected& bounds) {
     testing::AssertionResult output = compare(
         c, "output", a.type, a.output, [&](std::size_t i) { return value_of(element_of(b.type), b.output[i]); },

@@ -155,12 +155,9 @@ double half_ulp(DType type, double x) noexcept;
 
 /// Within the bounds, and half a unit of the output's type for its rounding.
 testing::AssertionResult agrees(const AttentionCase& c, const Outcome& got, const Expected& want);
-/// The same where a cache holds codes, and arithmetic is in integers. The weights of 512 tokens are rounded to units of
-/// the largest one's 32767th part, at places that differ from token to token: of each the square error is 1/6 of a unit
-/// on average, and sqrt(512 / 6) / 32767 = 2.8e-4 of the output is what a row may be off, and is where one weight is
-/// large and many are small. So the root mean square of the error over the call is at most 3e-4 * max(1, largest
-/// |score| / 8) of the output's; no error is above five times that of the largest row's root mean square, plus the
-/// bounds.
+/// The same where a cache holds codes, and arithmetic is in integers: the root mean square of the error over the call
+/// is at most 1.5e-4 * max(1, largest |score| / 8) of the output's, no error is above ten times that of the largest
+/// row's root mean square, and the bounds come on top.
 testing::AssertionResult agrees_in_codes(const AttentionCase& c, const Outcome& got, const Expected& want);
 /// Two outcomes within the bounds of each other, twice over: both may be off.
 testing::AssertionResult close(const AttentionCase& c, const Outcome& a, const Outcome& b, const Expected& bounds);
