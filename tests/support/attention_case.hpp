@@ -155,9 +155,9 @@ double half_ulp(DType type, double x) noexcept;
 
 /// Within the bounds, and half a unit of the output's type for its rounding.
 testing::AssertionResult agrees(const AttentionCase& c, const Outcome& got, const Expected& want);
-/// The same where a cache holds codes, and arithmetic is in integers: the root mean square of the error over the call
-/// is at most 1.5e-4 * max(1, largest |score| / 8) of the output's, no error is above ten times that of the largest
-/// row's root mean square, and the bounds come on top.
+/// The same where a cache holds codes, and arithmetic is in integers: the root mean square of the error over the call is
+/// at most 1.5e-4 * max(1, largest |score| / 8) of the output's plus the float's bound, and no error is above ten times
+/// that, of the largest row's, plus the bounds.
 testing::AssertionResult agrees_in_codes(const AttentionCase& c, const Outcome& got, const Expected& want);
 /// Two outcomes within the bounds of each other, twice over: both may be off.
 testing::AssertionResult close(const AttentionCase& c, const Outcome& a, const Outcome& b, const Expected& bounds);
