@@ -585,7 +585,8 @@ TEST(WeightedCodesTest, NaNWeightsReachTheirRow) {
     Random random(seed_or(98));
     HEADLONG_TRACE_SEED(random);
     for (const StoredType type : kTypes) {
-        for (const std::size_t rows : Sizes{1, 4, 9}) {
+        for (const std::size_t rows : Sizes{1, 4, 9, 131}) {  // 64 rows at a time
+            if (emulated() && rows > 64) continue;
             Span span(type, rows, 144);
             span.fill(random);
             const std::vector<float> before = span.expected(span.all());
