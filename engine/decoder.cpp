@@ -235,12 +235,13 @@ std::size_t Decoder::scratch_bytes(const Context::Impl& context, const DecoderCo
             linear.quantised = std::max(linear.quantised, of_layer.quantised);
         }
         attention.workers = std::max(attention.workers, of_call.workers);
+        attention.units = std::max(attention.units, of_call.units);
         attention.states = std::max(attention.states, of_call.states);
     }
     if (rows == 0) return 0;
     return saturating_sum(
         saturating_sum(saturating_sum(rows, list_bytes(1, 0)), saturating_sum(linear.workers, linear.quantised)),
-        saturating_sum(attention.workers, attention.states));
+        saturating_sum(saturating_sum(attention.workers, attention.units), attention.states));
 }
 
 void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,

@@ -342,7 +342,9 @@ void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTenso
                                           first, first + count, layer.length));
     }
     const kernels::BlockLayout layout = impl_->pool->impl().layout();
-    std::vector<double> row(layout.head_dim);
+    const bool transformed = impl_->transform.changes_keys();
+    std::vector<double> row;
+    if (transformed) with_memory_errors("KvCache::read_back", [&] { row.resize(layout.head_dim); });
     const FloatEnvironment environment;  // narrowing rounds
     for (std::int64_t i = 0; i < count; ++i) {
         const Block& block = layer.blocks[static_cast<std::size_t>((first + i) / kBlock)];
@@ -350,13 +352,14 @@ void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTenso
         for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
             const auto kv_head = static_cast<std::size_t>(head);
             const std::int64_t key = head * keys.strides[0] + i * keys.strides[1];
-            for (std::size_t d = 0; d < layout.head_dim; ++d) {
+            for (std::size_t d = 0; transformed && d < layout.head_dim; ++d) {
                 row[d] = static_cast<double>(read_key(layout, block.keys(kv_head), token, d));
             }
-            impl_->transform.undo(kv_head, row.data(), layout.head_dim);
+            if (transformed) impl_->transform.undo(kv_head, row.data(), layout.head_dim);
             for (std::size_t d = 0; d < layout.head_dim; ++d) {
-                store_element(keys.data, keys.dtype, key + static_cast<std::int64_t>(d) * keys.strides[2],
-                              static_cast<float>(row[d]));
+                store_element(
+                    keys.data, keys.dtype, key + static_cast<std::int64_t>(d) * keys.strides[2],
+                    transformed ? static_cast<float>(row[d]) : read_key(layout, block.keys(kv_head), token, d));
             }
             const std::int64_t value = head * values.strides[0] + i * values.strides[1];
             for (std::size_t d = 0; d < layout.value_dim; ++d) {

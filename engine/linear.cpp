@@ -185,12 +185,9 @@ float Linear::weight(std::size_t input, std::size_t output) const noexcept {
     const std::byte* const at = panel(output / kPanelTokens);
     const std::size_t lane = output % kPanelTokens;
     if (type_ == WeightType::int8) {
-        const std::byte* const group =
-            at + input / kernels::kCodeGroup * kernels::code_group_bytes(kernels::StoredType::int8);
-        const std::size_t in_group = input % kernels::kCodeGroup;
-        const auto code = static_cast<std::uint8_t>(
-            group[kernels::kCodeScaleBytes + in_group / kernels::kQuadInputs * kernels::kCodeLineBytes +
-                  lane * kernels::kQuadInputs + in_group % kernels::kQuadInputs]);
+        constexpr auto kType = kernels::StoredType::int8;
+        const std::byte* const group = at + input / kernels::kCodeGroup * kernels::code_group_bytes(kType);
+        const auto code = static_cast<std::uint8_t>(at[kernels::key_code_index(kType, input, lane)]);
         return reinterpret_cast<const float*>(group)[lane] * static_cast<float>(code - 128);
     }
     const std::size_t index = input * kPanelTokens + lane;

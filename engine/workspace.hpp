@@ -40,15 +40,16 @@ class Buffer {
 class Workspace {
   public:
     explicit Workspace(std::pmr::memory_resource& memory)
-        : workers(memory), states(memory), rows(memory), quantised(memory), lists(memory) {}
+        : workers(memory), units(memory), states(memory), rows(memory), quantised(memory), lists(memory) {}
 
     Buffer workers;    ///< one region per worker
+    Buffer units;      ///< the row blocks of a call
     Buffer states;     ///< span states that several workers hand in
     Buffer rows;       ///< activations of a layer
     Buffer quantised;  ///< rows that meet int8 weights
     Buffer lists;      ///< the call's sequences
     std::size_t bytes() const noexcept {
-        return workers.bytes() + states.bytes() + rows.bytes() + quantised.bytes() + lists.bytes();
+        return workers.bytes() + units.bytes() + states.bytes() + rows.bytes() + quantised.bytes() + lists.bytes();
     }
 };
 

@@ -224,7 +224,7 @@ struct Rotate {
 
 /// The Walsh-Hadamard transform in place: a row is cut into blocks of b elements, the largest power of two that divides
 /// its length; a block is multiplied by the matrix of +1 and -1 (Sylvester's order) / sqrt(b), which is its own
-/// inverse. Additions in a fixed order and one multiplication: the same bits on every set.
+/// inverse. One multiplication, then additions in a fixed order: the same bits on every set.
 struct Hadamard {
     float* rows;
     std::size_t row_stride;  ///< floats

@@ -100,6 +100,7 @@ inline void hadamard(const kernels::Hadamard& a) noexcept {
     const float unit = 1.0F / __builtin_sqrtf(static_cast<float>(block));
     for (std::size_t r = 0; r < a.row_count; ++r) {
         float* row = a.rows + r * a.row_stride;
+        for (std::size_t c = 0; c < a.columns; ++c) row[c] *= unit;  // first: sums stay in range
         for (std::size_t half = 1; half < block; half *= 2) {
             for (std::size_t c = 0; c < a.columns; c += 2 * half) {
                 std::size_t i = c;
@@ -117,7 +118,6 @@ inline void hadamard(const kernels::Hadamard& a) noexcept {
                 }
             }
         }
-        for (std::size_t c = 0; c < a.columns; ++c) row[c] *= unit;
     }
 }
 

@@ -271,6 +271,54 @@ TEST(SameBitsTest, GroupsOfSpansFoldTheSameWay) {
     }
 }
 
+// Row blocks that are split, over several waves, beside others that are walked, in one call: a long decode step, short
+// ones and a prompt. 24 rows on 5 threads are waves of 64 spans.
+TEST(SameBitsTest, LongAndShortSequencesInOneCall) {
+    const std::int64_t lengths[] = {90, 3 * 32768 + 777, 600, 5000};
+    const std::int64_t counts[] = {1, 1, 300, 2};
+    std::vector<SequenceData> sequences;
+    for (const std::int64_t length : lengths)
+        sequences.emplace_back(length, 24, 1, 2, 3, 40 + static_cast<std::uint64_t>(length));
+    HEADLONG_FOR_EACH_ISA(isa) {
+        if (left_to_native_tests(isa)) continue;
+        for (const std::int64_t window : {-1, 50000}) {  // one that begins inside of a group
+            AttentionOptions options;
+            options.window_left = window;
+            std::vector<Rows> serial;
+            for (const std::size_t threads : {1U, 2U, 5U}) {
+                const auto context = make_context(isa, threads);
+                std::vector<KvCache> caches;
+                std::vector<Rows> rows;
+                std::vector<CachedQuery> queries;
+                for (std::size_t i = 0; i < sequences.size(); ++i) {
+                    caches.push_back(cache_for(sequences[i]));
+                    caches[i].append(*context, 0, sequences[i].keys(0, lengths[i]), sequences[i].values(0, lengths[i]));
+                    rows.push_back(sequences[i].empty_rows(counts[i]));
+                }
+                for (std::size_t i = 0; i < sequences.size(); ++i) {
+                    queries.push_back(
+                        cached_query(sequences[i], caches[i], lengths[i] - counts[i], counts[i], rows[i], 0));
+                }
+                attend(*context, queries, options);
+                if (threads == 1 && window < 0) {
+                    for (std::size_t i = 0; i < sequences.size(); ++i) {
+                        EXPECT_TRUE(
+                            same_bits(rows[i], plain(*context, sequences[i], lengths[i] - counts[i], counts[i])))
+                            << i;
+                    }
+                }
+                for (std::size_t i = 0; i < sequences.size(); ++i) {
+                    if (threads == 1) {
+                        serial.push_back(rows[i]);
+                    } else {
+                        EXPECT_TRUE(same_bits(rows[i], serial[i])) << threads << " threads, sequence " << i;
+                    }
+                }
+            }
+        }
+    }
+}
+
 // Prefill, a chunk, a decode step and an empty query in one call: each as it would be alone.
 TEST(SameBitsTest, QueriesOfDifferentLengthsInOneCall) {
     const std::int64_t counts[] = {700, 1, 0, 513, 47};

@@ -88,6 +88,7 @@ bool run_attention(Context::Impl& context, Workspace& workspace, const Attention
 /// Bytes of a workspace's buffers that a call fills.
 struct AttentionScratch {
     std::size_t workers = 0;
+    std::size_t units = 0;
     std::size_t states = 0;
 };
 

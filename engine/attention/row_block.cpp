@@ -58,6 +58,7 @@ Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
       threads(static_cast<std::int64_t>(context.executor->concurrency())),
       longest(0),
       block_positions(1),
+      units(0),
       packs(false),
       key_codes(false),
       value_codes(false),
@@ -77,12 +78,19 @@ Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
     }
     if (longest == 0 || heads_per_kv_head == 0) return;
     block_positions = std::clamp<std::int64_t>(kRowBlock / heads_per_kv_head, 1, longest);
+    count_units();
     // Smaller row blocks where there would not be four for every thread, which even out what causality and other
     // programs make uneven; then the spans are split.
-    while (threads > 1 && items() * row_blocks() < 4 * threads && block_rows() > kRowTile && block_positions > 1) {
+    while (threads > 1 && units * p.kv_heads < 4 * threads && block_rows() > kRowTile && block_positions > 1) {
         block_positions = ceil_div(block_positions, 2);
+        count_units();
     }
     packs = packs || (halves && block_rows() >= kWideningRows);
+}
+
+void Plan::count_units() noexcept {
+    units = 0;
+    for (const Sequence& sequence : problem.sequences) units += ceil_div(sequence.q_len, block_positions);
 }
 
 Scratch::Scratch(const Plan& plan, Carver& carver) noexcept {
@@ -116,7 +124,7 @@ void RowBlock::load_query() const noexcept {
              rotates ? 1.0F : problem.factor, scratch_.query + size(g) * depth, size(plan_.heads_per_kv_head) * depth});
     }
     if (rotates) rotate_query();
-    if (sequence_.transform != nullptr) transform_query();
+    if (sequence_.blocks != nullptr && sequence_.transform != nullptr) transform_query();
     if (sequence_.blocks != nullptr && kernels::has_codes(sequence_.key_type)) {
         plan_.kernels.quantise_rows(
             {scratch_.query, depth, rows(), depth, scratch_.query_codes, kernels::code_row_bytes(depth)});

@@ -49,6 +49,7 @@ struct Plan {
     std::int64_t threads;
     std::int64_t longest;          ///< q_len
     std::int64_t block_positions;  ///< positions of a row block
+    std::int64_t units;            ///< row blocks of all sequences
     bool packs;                    ///< some sequence is of plain memory, or widened
     bool key_codes;                ///< some sequence has keys of codes, ...
     bool value_codes;              ///< ... or values
@@ -57,6 +58,8 @@ struct Plan {
 
     Plan(const Context::Impl& context, const AttentionProblem& problem) noexcept;
 
+    /// Rows of a row block whose spans may be shared by several tasks: no more than a row tile, or one position.
+    std::int64_t split_rows() const noexcept { return std::min(block_rows(), std::max(kRowTile, heads_per_kv_head)); }
     std::int64_t block_rows() const noexcept { return block_positions * heads_per_kv_head; }
     std::int64_t items() const noexcept {
         return static_cast<std::int64_t>(problem.sequences.size()) * problem.kv_heads;
@@ -64,6 +67,9 @@ struct Plan {
     std::int64_t row_blocks() const noexcept {
         return ceil_div(longest, block_positions);
     }  ///< of the longest sequence
+
+  private:
+    void count_units() noexcept;
 };
 
 /// A worker's own memory. Its size depends on dims and row block, never on a length.

@@ -57,7 +57,7 @@ constexpr std::int64_t kWaveRows = 8192;
 
 std::int64_t wave_spans(const Plan& plan) noexcept {
     return kGroup *
-           std::clamp<std::int64_t>(kWaveRows / (kGroup * plan.block_rows() * plan.threads), 1, kMostWaveGroups);
+           std::clamp<std::int64_t>(kWaveRows / (kGroup * plan.split_rows() * plan.threads), 1, kMostWaveGroups);
 }
 
 /// What a row block that is split keeps between its tasks, for one KV head.
@@ -68,7 +68,7 @@ struct SplitState {
     std::atomic<std::int64_t>* left;  ///< tasks of this wave that are not done
 
     SplitState(const Plan& plan, Carver& carver) noexcept {
-        const std::size_t rows = size(plan.block_rows());
+        const std::size_t rows = size(plan.split_rows());
         spans = take_states(carver, size(wave_spans(plan)) * rows, plan.layout.columns());
         group = take_states(carver, rows, plan.layout.columns());
         total = take_states(carver, rows, plan.layout.columns());
@@ -97,17 +97,9 @@ struct Unit {
 /// The tasks of a call.
 class Schedule {
   public:
-    Schedule(const Plan& plan, std::byte* memory) noexcept
-        : plan_(plan), memory_(memory), units_(carve(plan, memory).units) {}
-
-    /// Bytes of the units and split states of a call, of whatever lengths the keys are.
-    static std::size_t bytes(const Plan& plan) noexcept {
-        return saturating_sum(carve(plan, nullptr).bytes,
-                              saturating_product(SplitState::bytes(plan), size(most_split(plan))));
-    }
-
-    /// Lists the units, heaviest first. `scratch` is not written to.
-    void list(Scratch& scratch) noexcept {
+    /// Lists the units in memory of unit_bytes(). `scratch` is not written to.
+    Schedule(const Plan& plan, std::byte* units, Scratch& scratch) noexcept
+        : plan_(plan), units_(reinterpret_cast<Unit*>(units)) {
         std::int64_t total = 0;
         for (std::size_t s = 0; s < plan_.problem.sequences.size(); ++s) {
             const auto sequence = static_cast<std::int64_t>(s);
@@ -120,15 +112,37 @@ class Schedule {
                 total += work * plan_.problem.kv_heads;
             }
         }
-        share_ = std::max<std::int64_t>(ceil_div(total, kTasksPerThread * plan_.threads), 1);
-        std::int64_t states = most_split(plan_);
+        const std::int64_t tasks = kTasksPerThread * plan_.threads;
+        share_ = std::max<std::int64_t>(ceil_div(total, tasks), 1);
         for (Unit& unit : std::span(units_, count_)) {
-            if (unit.work <= share_ || states < plan_.problem.kv_heads) continue;
-            states -= plan_.problem.kv_heads;
-            unit.first_state = states;
-            for (std::int64_t head = 0; head < plan_.problem.kv_heads; ++head) {
+            const std::int64_t spans = unit.spans.end - unit.spans.begin;
+            if (plan_.threads == 1 || unit.work * tasks <= total || unit.work > plan_.split_rows() * spans) continue;
+            unit.first_state = split_;
+            split_ += plan_.problem.kv_heads;
+        }
+    }
+
+    /// Bytes of the list: 64 bytes a row block, 1024 of them at a time.
+    static std::size_t unit_bytes(const Plan& plan) noexcept {
+        return kernels::round_up(size(std::max<std::int64_t>(plan.units, 1)), 1024) * sizeof(Unit);
+    }
+    /// Bytes of what row blocks keep that are split.
+    std::size_t state_bytes() const noexcept {
+        // one sequence takes what was foretold, whatever its keys
+        const std::int64_t states = plan_.problem.sequences.size() == 1 ? most_split(plan_) : split_;
+        return size(states) * SplitState::bytes(plan_);
+    }
+    /// The same for keys of any length.
+    static std::size_t most_state_bytes(const Plan& plan) noexcept {
+        return saturating_product(SplitState::bytes(plan), size(most_split(plan)));
+    }
+
+    void use_states(std::byte* memory) noexcept {
+        memory_ = memory;
+        for (const Unit& unit : std::span(units_, count_)) {
+            for (std::int64_t head = 0; unit.first_state >= 0 && head < plan_.problem.kv_heads; ++head) {
                 const SplitState state = state_of(unit, head);
-                make_empty(state.total, size(plan_.block_rows()));
+                make_empty(state.total, size(plan_.split_rows()));
                 new (state.left) std::atomic<std::int64_t>(0);
             }
         }
@@ -174,30 +188,18 @@ class Schedule {
     }
 
   private:
-    struct Carved {
-        Unit* units;
-        std::size_t bytes;
-    };
-    static Carved carve(const Plan& plan, std::byte* memory) noexcept {
-        // whole pages, so that the bytes do not tell of every row block
-        constexpr std::size_t kUnitsAtOnce = 64;
-        Carver carver(memory);
-        Unit* units = carver.take<Unit>(kernels::round_up(
-            std::max<std::size_t>(saturating_product(plan.problem.sequences.size(), size(plan.row_blocks())), 1),
-            kUnitsAtOnce));
-        return {units, carver.used()};
-    }
-
-    /// Split states that a call may need. What is more than a task's share has fewer than tasks' parts in the call; and
-    /// row blocks of several row tiles are not split: there are enough of them.
+    /// Heads of row blocks that are split, at most: those that are more than a task's share.
     static std::int64_t most_split(const Plan& plan) noexcept {
-        if (plan.threads == 1 || (plan.block_rows() > kRowTile && plan.block_positions > 1)) return 0;
+        if (plan.threads == 1) return 0;
         const std::int64_t kv_heads = std::max<std::int64_t>(plan.problem.kv_heads, 1);
-        return std::min(plan.items() * plan.row_blocks(), (kTasksPerThread * plan.threads - 1) / kv_heads * kv_heads);
+        const bool too_large =
+            plan.block_rows() > plan.split_rows() && plan.problem.sequences.size() == 1 && plan.units == 1;
+        if (too_large) return 0;
+        return std::min(plan.units * kv_heads, (kTasksPerThread * plan.threads - 1) / kv_heads * kv_heads);
     }
 
     SplitState state_of(const Unit& unit, std::int64_t head) const noexcept {
-        Carver carver(memory_ + carve(plan_, nullptr).bytes + size(unit.first_state + head) * SplitState::bytes(plan_));
+        Carver carver(memory_ + size(unit.first_state + head) * SplitState::bytes(plan_));
         return SplitState(plan_, carver);
     }
 
@@ -238,10 +240,11 @@ class Schedule {
     }
 
     const Plan& plan_;
-    std::byte* const memory_;
     Unit* const units_;
+    std::byte* memory_ = nullptr;
     std::size_t count_ = 0;
     std::int64_t share_ = 1;  ///< of a task
+    std::int64_t split_ = 0;  ///< heads of row blocks that are split
 };
 
 bool computes(const Plan& plan) noexcept { return plan.longest > 0 && plan.problem.heads > 0; }
@@ -251,22 +254,22 @@ bool computes(const Plan& plan) noexcept { return plan.longest > 0 && plan.probl
 AttentionScratch attention_scratch(const Context::Impl& context, const AttentionProblem& problem) noexcept {
     const Plan plan(context, problem);
     if (!computes(plan)) return {};
-    return {saturating_product(Scratch::bytes(plan), context.executor->worker_slots()), Schedule::bytes(plan)};
+    return {saturating_product(Scratch::bytes(plan), context.executor->worker_slots()), Schedule::unit_bytes(plan),
+            Schedule::most_state_bytes(plan)};
 }
 
 bool run_attention(Context::Impl& context, Workspace& workspace, const AttentionProblem& problem) {
     const Plan plan(context, problem);
     if (!computes(plan)) return true;
-    const AttentionScratch needed = attention_scratch(context, problem);
     const std::size_t worker_bytes = Scratch::bytes(plan);
-    std::byte* workers = workspace.workers.ensure(needed.workers);
-    Schedule schedule(plan, workspace.states.ensure(needed.states));
+    std::byte* workers = workspace.workers.ensure(saturating_product(worker_bytes, context.executor->worker_slots()));
     const auto scratch_of = [&](std::size_t worker) noexcept {
         Carver carver(workers + worker * worker_bytes);
         return Scratch(plan, carver);
     };
     Scratch first = scratch_of(0);
-    schedule.list(first);
+    Schedule schedule(plan, workspace.units.ensure(Schedule::unit_bytes(plan)), first);
+    schedule.use_states(workspace.states.ensure(schedule.state_bytes()));
     for (std::int64_t wave = 0;; ++wave) {
         const std::int64_t tasks = schedule.begin_wave(wave);
         if (tasks == 0) return true;

@@ -23,15 +23,24 @@
 //   dot_add        (sums, a, b): sums + the products of a's and b's 8-bit elements (widened where the set must), in
 //                  the set's fastest way; kDotProducts of them. kDotFused: one instruction that multiplies and adds
 //   broadcast_i32, add_i32, to_f32   on I32, signed; to_f32 rounds to nearest
-//   kCodeTileRows, kCodeTilePanels   the register tile of the int8 kernel
-//   kQuadSums      registers that the sums of one row and one panel take there
+//   load_i32, store_i32   sums in memory that floats are in otherwise
+//   kCodeTileRows, kCodeTilePanels   the register tile of the kernel on key panels of codes
+//   kLineParts     parts that a tile takes the lines of a panel in, one after the other through a whole group
+//   kQuadSums      registers that the sums of one row and of a part of one panel take there
 //   kQuadLatency   sums under way that hide the latency of adding to one
 //   kCodeTerms     rows' codes are two terms of 8 bits (layout.hpp)
-//   add_quads      (sums, codes, panel_stride, rows, row_stride): sums + a quad of each panel times a quad of each row;
-//                  strides in bytes
-//   quad_totals    (sums, totals): those of one row and one panel, a column in each lane, kQuadOffset times the sum of
-//                  the row's codes too much
+//   kCodeOffset<Quads>, add_line<Quads>   of lines of 1 quad (int8) or 2 (int4). (sums, line, panel_stride, rows,
+//                  row_stride, part): sums + a part of a line of each panel times the quads of each row; strides in
+//                  bytes
+//   quad_totals    (sums, totals): those of one row and one panel's part, a column in each lane, kCodeOffset times the
+//                  sum of the row's codes too much
 //   store_row_quads  (p, first, second): whole numbers, the two terms of kLanes inputs, as the set's codes of a row
+//   kPairTileRows, kPairTileVectors   the register tile of weights x value panels of codes
+//   kPairCodeOffset<Pairs>, load_pair_codes<Pairs>, broadcast_pair, add_pairs   of lines of 1 pair of tokens (int8) or
+//                  2 (int4). (line, pair, v): the codes of a pair for the columns of vector v; (p): a row's weights of a
+//                  pair; (sum, weights, codes): sum + their products, kPairCodeOffset times the sum of the row's weights
+//                  too much
+//   store_weight_codes  (p, weights, sums): 16 weights in [0, 32768) rounded down, as 16 bits; sums + them, in any lanes
 //   hide           what a register holds is no longer known to the compiler: nothing is folded or hoisted over it
 //   transpose_16   16 strided rows of kTransposeColumns floats -> kTransposeColumns panel rows of 16
 //
