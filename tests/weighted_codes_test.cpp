@@ -343,7 +343,8 @@ struct Span {
             std::int64_t sum = 0;
             for (std::size_t t = first; t < last && !empty; ++t) sum += codes[t] * code(t, g * 128 + c);
             const float part = nan ? kNaN : empty ? 0.0F : static_cast<float>(sum) * factor;
-            out[c] = std::isnan(out[c]) || std::isnan(part) ? kNaN : out[c] + part;
+            const float sum_of_blocks = out[c] + part;
+            out[c] = std::isnan(sum_of_blocks) ? kNaN : sum_of_blocks;  // of infinities, too
         }
     }
 };
