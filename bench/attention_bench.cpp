@@ -44,16 +44,22 @@ class Queries {
 /// The last rows of one or more sequences, each over a cache of its own.
 class CachedQueries {
   public:
-    CachedQueries(Context& context, const Shape& s, std::int64_t sequences, std::int64_t rows, std::int64_t depth)
+    CachedQueries(Context& context, const Shape& s, std::int64_t sequences, std::int64_t rows, std::int64_t depth,
+                  KvType type = KvType::f32)
         : rows_(s, sequences, rows) {
         caches_.reserve(static_cast<std::size_t>(sequences));
         for (std::int64_t i = 0; i < sequences; ++i) {
-            caches_.push_back(filled_cache(context, s, depth));
+            caches_.push_back(filled_cache(context, s, depth, type));
             queries_.push_back(
                 {.query = rows_.query(i), .cache = &caches_.back(), .layer = 0, .output = rows_.output(i), .lse = {}});
         }
     }
     std::span<const CachedQuery> queries() const { return queries_; }
+    double kv_bytes() const {
+        double bytes = 0.0;
+        for (const KvCache& cache : caches_) bytes += static_cast<double>(cache.used_bytes());
+        return bytes;
+    }
 
   private:
     Queries rows_;
@@ -99,13 +105,24 @@ void packed(benchmark::State& state, Isa isa, Shape s) {
 }
 
 /// The last rows of one or more sequences over caches: a chunk of a prompt, a decode step, a batch of them.
-void cached(benchmark::State& state, Isa isa, Shape s, std::int64_t sequences, std::int64_t rows) {
+void cached(benchmark::State& state, Isa isa, Shape s, std::int64_t sequences, std::int64_t rows, KvType type) {
     const std::int64_t depth = state.range(0);
     Context context = context_of(isa, state.range(1));
-    const CachedQueries batch(context, s, sequences, rows, depth);
-    const Work work{.flops = flops_of(s, sequences * causal_pairs(rows, depth)),
-                    .bytes = kv_bytes(s, sequences * depth)};
+    const CachedQueries batch(context, s, sequences, rows, depth, type);
+    const Work work{.flops = flops_of(s, sequences * causal_pairs(rows, depth)), .bytes = batch.kv_bytes()};
     run(state, context, work, [&] { attend(context, batch.queries()); });
+}
+
+/// A decode step over 1024 tokens: what a cache may hold beside them must not matter.
+void decode_by_capacity(benchmark::State& state, Isa isa, Shape s) {
+    constexpr std::int64_t kDepth = 1024;
+    Context context = context_of(isa, state.range(1));
+    const KvCache cache = filled_cache(context, s, kDepth, KvType::f32, state.range(0));
+    Queries rows(s, 1, 1);
+    const CachedQuery query{
+        .query = rows.query(0), .cache = &cache, .layer = 0, .output = rows.output(0), .lse = {}, .mask = {}};
+    run(state, context, {.flops = flops_of(s, kDepth), .bytes = kv_bytes(s, kDepth)},
+        [&] { attend(context, std::span(&query, 1)); });
 }
 
 /// A decode step over the caller's own pages of 16 tokens.
@@ -150,8 +167,8 @@ const bool registered = [] {
                 b->ArgNames({name, "threads"})->ArgsProduct({values, threads})->Unit(benchmark::kMillisecond);
             };
             const auto over_caches = [&](const char* name, std::int64_t sequences, std::int64_t rows,
-                                         const std::vector<std::int64_t>& depths) {
-                args(add(name, isa, shape, cached, s, sequences, rows), "depth", depths);
+                                         const std::vector<std::int64_t>& depths, KvType type = KvType::f32) {
+                args(add(name, isa, shape, cached, s, sequences, rows, type), "depth", depths);
             };
             args(add("prefill", isa, shape, prefill, s), "tokens", {512, 2048});
             add("packed", isa, shape, packed, s)
@@ -160,7 +177,11 @@ const bool registered = [] {
                 ->Unit(benchmark::kMillisecond);
             over_caches("chunk", 1, 16, {8192});
             over_caches("decode", 1, 1, {4096, 32768});
+            over_caches("decode_int8", 1, 1, {4096, 32768}, KvType::int8);
+            over_caches("decode_int4", 1, 1, {4096, 32768}, KvType::int4);
             over_caches("batched_decode", 8, 1, {2048});
+            args(add("decode_by_capacity", isa, shape, decode_by_capacity, s), "capacity",
+                 {2048, std::int64_t{1} << 20U});
             args(add("paged", isa, shape, paged, s), "depth", {4096});
             args(add("shared_prefix", isa, shape, shared_prefix, s), "prefix", {4096});
         }

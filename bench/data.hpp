@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -66,9 +67,12 @@ inline std::string to_string(const Shape& s) {
 }
 
 /// A cache of one layer that holds `depth` random tokens.
-inline KvCache filled_cache(Context& context, const Shape& s, std::int64_t depth) {
+inline KvCache filled_cache(Context& context, const Shape& s, std::int64_t depth, KvType type = KvType::f32,
+                            std::int64_t capacity = std::numeric_limits<std::int64_t>::max()) {
     KvCacheOptions options;
-    options.shape = {.kv_heads = s.kv_heads, .head_dim = s.dim, .value_dim = s.dim};
+    options.shape = {
+        .kv_heads = s.kv_heads, .head_dim = s.dim, .value_dim = s.dim, .key_type = type, .value_type = type};
+    options.capacity = capacity;
     KvCache cache(options);
     const std::int64_t step = std::min<std::int64_t>(depth, 1024);
     const std::vector<float> floats = random_floats(s.kv_heads * step * s.dim);

@@ -2,6 +2,7 @@
 // limit is neither multiply-adds nor memory but exponentials or divisions, there is no of_limit.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -20,6 +21,7 @@ using kernels::ElementType;
 using kernels::kBlockTokens;
 using kernels::KernelTable;
 using kernels::kSpanTokens;
+using kernels::StoredType;
 
 constexpr std::size_t kTile = 48;  // rows that share a span's scores (engine/attention)
 
@@ -72,6 +74,69 @@ void weighted_rows(benchmark::State& state, Isa isa) {
     run(state, one.context, work, [&] {
         one.table.weighted_rows(
             {weights.data(), kBlockTokens, rows, blocks, 0, 0, kBlockTokens, columns, out.data(), columns});
+    });
+}
+
+void dot_codes(benchmark::State& state, Isa isa, StoredType type) {
+    OneThread one(isa);
+    const std::size_t rows = argument(state, 0);
+    const std::size_t depth = argument(state, 1);
+    const std::size_t row_bytes = kernels::code_row_bytes(depth);
+    const std::size_t panel_bytes = kernels::code_panel_bytes(type, depth);
+    AlignedFloats query(rows * depth), query_codes(rows * row_bytes / sizeof(float)), out(rows * kBlockTokens);
+    AlignedFloats panels(kernels::kBlockPanels * panel_bytes / sizeof(float));
+    auto* row_codes = reinterpret_cast<std::uint8_t*>(query_codes.data());
+    one.table.quantise_rows({query.data(), depth, rows, depth, row_codes, row_bytes});
+    const Work work{.flops = 2.0 * static_cast<double>(rows * depth * kBlockTokens),
+                    .bytes = static_cast<double>(rows * row_bytes + kernels::kBlockPanels * panel_bytes)};
+    run(state, one.context, work, [&] {
+        one.table.dot_codes({.rows = row_codes,
+                             .row_stride = row_bytes,
+                             .row_count = rows,
+                             .panels = reinterpret_cast<const std::uint8_t*>(panels.data()),
+                             .panel_stride = panel_bytes,
+                             .depth = depth,
+                             .group_begin = 0,
+                             .group_end = kernels::code_groups(depth),
+                             .out = out.data(),
+                             .out_stride = kBlockTokens,
+                             .columns = kBlockTokens,
+                             .accumulate = false,
+                             .canonical = false,
+                             .type = type,
+                             .next = panels.data()});
+    });
+}
+
+void weighted_codes(benchmark::State& state, Isa isa, StoredType type) {
+    OneThread one(isa);
+    const std::size_t rows = argument(state, 0);
+    const std::size_t columns = argument(state, 1);
+    const std::size_t bytes = kernels::value_block_bytes(type, columns);
+    AlignedFloats weights(rows * kBlockTokens), values(bytes / sizeof(float)), out(rows * columns);
+    std::fill_n(weights.data(), rows * kBlockTokens, 0.5F);
+    std::fill_n(values.data(), bytes / sizeof(float), 0.01F);  // scales; codes are what that makes of them
+    const std::vector<float> sums(rows, 1.0F);
+    std::vector<std::int16_t> codes(rows * kSpanTokens);
+    const void* blocks[kernels::kSpanBlocks] = {values.data()};
+    const Work work{.flops = 2.0 * static_cast<double>(rows * columns * kBlockTokens),
+                    .bytes = bytes_of(rows * kBlockTokens + rows * columns) + static_cast<double>(bytes)};
+    run(state, one.context, work, [&] {
+        one.table.weighted_codes({.weights = weights.data(),
+                                  .weight_stride = kBlockTokens,
+                                  .row_count = rows,
+                                  .sums = sums.data(),
+                                  .value_blocks = blocks,
+                                  .nonfinite_blocks = 0,
+                                  .first = 0,
+                                  .last = kBlockTokens,
+                                  .columns = columns,
+                                  .out = out.data(),
+                                  .out_stride = columns,
+                                  .type = type,
+                                  .codes = codes.data(),
+                                  .code_stride = kSpanTokens,
+                                  .next = nullptr});
     });
 }
 
@@ -260,6 +325,13 @@ const bool registered = [] {
         const auto of_dims = [&](benchmark::internal::Benchmark* b) { b->ArgName("dim")->ArgsProduct({dims}); };
         for (auto* b : {add("dot_panels", isa, dot_panels), add("weighted_rows", isa, weighted_rows)}) {
             b->ArgNames({"rows", "dim"})->ArgsProduct({{1, 4, 6, 48}, dims});
+        }
+        for (const auto& [name, type] : {std::pair<std::string, StoredType>{"int8", StoredType::int8},
+                                         std::pair<std::string, StoredType>{"int4", StoredType::int4}}) {
+            for (auto* b : {add("dot_codes", isa, name, dot_codes, type),
+                            add("weighted_codes", isa, name, weighted_codes, type)}) {
+                b->ArgNames({"rows", "dim"})->ArgsProduct({{1, 4, 48}, dims});
+            }
         }
         for (const std::string rules : {"plain", "softcap", "alibi", "bias", "all"}) {
             add("softmax_span", isa, rules, softmax_span, rules);
