@@ -274,7 +274,7 @@ TEST(SameBitsTest, GroupsOfSpansFoldTheSameWay) {
 // Row blocks that are split, over several waves, beside others that are walked, in one call: a long decode step, short
 // ones and a prompt. 24 rows on 5 threads are waves of 64 spans.
 TEST(SameBitsTest, LongAndShortSequencesInOneCall) {
-    const std::int64_t lengths[] = {90, 3 * 32768 + 777, 600, 5000};
+    const std::int64_t lengths[] = {90, (emulated() ? 1 : 3) * 32768 + 777, 600, 5000};
     const std::int64_t counts[] = {1, 1, 300, 2};
     std::vector<SequenceData> sequences;
     for (const std::int64_t length : lengths)
@@ -282,6 +282,7 @@ TEST(SameBitsTest, LongAndShortSequencesInOneCall) {
     HEADLONG_FOR_EACH_ISA(isa) {
         if (left_to_native_tests(isa)) continue;
         for (const std::int64_t window : {-1, 50000}) {  // one that begins inside of a group
+            if (emulated() && window >= 0) continue;
             AttentionOptions options;
             options.window_left = window;
             std::vector<Rows> serial;
