@@ -17,6 +17,12 @@ inline constexpr std::size_t kCodePrefetchBytes = 2048;
 
 inline constexpr std::size_t kCodeStreams = 4;
 
+/// One row or two have registers for a line's sums as a whole: a stream from memory is then read once, front to back.
+template <std::size_t Rows>
+inline constexpr std::size_t kPartsOf = Rows <= 2 ? 1 : kLineParts;
+template <std::size_t Rows>
+inline constexpr std::size_t kSumsOf = kQuadSums* kLineParts / kPartsOf<Rows>;
+
 /// `Type` is int8 or int4.
 template <kernels::StoredType Type>
 struct CodeTile {
@@ -46,7 +52,7 @@ struct CodeTile {
             // One row takes its panels one by one: their sums would not all have a register.
             constexpr std::size_t kPanels = Rows == 1 ? 1 : Panels;
             HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; p += kPanels) {
-                HEADLONG_UNROLL for (std::size_t part = 0; part < kLineParts; ++part) {
+                HEADLONG_UNROLL for (std::size_t part = 0; part < kPartsOf<Rows>; ++part) {
                     add_group<Rows, kPanels, kVectors>(rows, panels + p * a.panel_stride, panel + p, group, part,
                                                        row == 0 && part == 0, &sums[0][p * kPanelVectors]);
                 }
@@ -71,7 +77,7 @@ struct CodeTile {
     template <std::size_t Rows, std::size_t Panels, std::size_t Pitch>
     HEADLONG_INLINE void add_group(const std::uint8_t* rows, const std::uint8_t* panels, std::size_t panel,
                                    std::size_t group, std::size_t part, bool asks, F32* sums) const noexcept {
-        constexpr std::size_t kSums = Rows * Panels * kQuadSums;
+        constexpr std::size_t kSums = Rows * Panels * kSumsOf<Rows>;
         constexpr std::size_t kSplits = kSums >= kQuadLatency      ? 1
                                         : kQuadLatency / kSums > 4 ? kStepsAtOnce
                                                                    : kQuadLatency / kSums;
@@ -94,11 +100,11 @@ struct CodeTile {
             ahead.ask_of(at % kStepsAtOnce, panel_count * (a.group_end - a.group_begin) * kTurns + at / kStepsAtOnce);
         }
 
-        I32 dots[kSplits][Rows][Panels][kQuadSums];
+        I32 dots[kSplits][Rows][Panels][kSumsOf<Rows>];
         HEADLONG_UNROLL for (std::size_t s = 0; s < kSplits; ++s) {
             HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
                 HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
-                    HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) dots[s][r][p][i] = zero_i32();
+                    HEADLONG_UNROLL for (std::size_t i = 0; i < kSumsOf<Rows>; ++i) dots[s][r][p][i] = zero_i32();
                 }
             }
         }
@@ -118,7 +124,7 @@ struct CodeTile {
                              x + line * kQuads * kernels::kRowQuadBytes, row_stride, part);
         }
 
-        constexpr std::size_t kPartVectors = kPanelVectors / kLineParts;
+        constexpr std::size_t kPartVectors = kPanelVectors / kPartsOf<Rows>;
         HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
             const std::uint8_t* record = rows + r * row_stride;
             float factor = 0.0F;
@@ -129,7 +135,7 @@ struct CodeTile {
             const I32 offset = broadcast_i32(-kCodeOffset<kQuads> * sum);
             HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
                 HEADLONG_UNROLL for (std::size_t s = 1; s < kSplits; ++s) {
-                    HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
+                    HEADLONG_UNROLL for (std::size_t i = 0; i < kSumsOf<Rows>; ++i) {
                         dots[0][r][p][i] = add_i32(dots[0][r][p][i], dots[s][r][p][i]);
                     }
                 }

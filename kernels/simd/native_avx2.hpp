@@ -210,15 +210,15 @@ inline constexpr std::size_t kLineParts = 2;
 inline constexpr std::size_t kQuadSums = 2;
 inline constexpr std::size_t kQuadLatency = 4;  // only the addition waits for the one before
 inline constexpr bool kCodeTerms = false;
-template <std::size_t Quads, std::size_t Rows, std::size_t Panels>
-HEADLONG_INLINE void add_line(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* line, std::size_t panel_stride,
+template <std::size_t Quads, std::size_t Rows, std::size_t Panels, std::size_t Sums>
+HEADLONG_INLINE void add_line(I32 (&sums)[Rows][Panels][Sums], const std::uint8_t* line, std::size_t panel_stride,
                               const std::uint8_t* rows, std::size_t row_stride, std::size_t part) noexcept {
     HEADLONG_UNROLL for (std::size_t quad = 0; quad < Quads; ++quad) {
         HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
-            __m256i w[kQuadSums];
-            HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
+            __m256i w[Sums];
+            HEADLONG_UNROLL for (std::size_t i = 0; i < Sums; ++i) {
                 const auto* quarter =
-                    reinterpret_cast<const __m128i*>(line + p * panel_stride + (part * kQuadSums + i) * 16);
+                    reinterpret_cast<const __m128i*>(line + p * panel_stride + (part * Sums + i) * 16);
                 const __m256i x = _mm256_cvtepu8_epi16(_mm_loadu_si128(quarter));
                 w[i] = Quads == 1  ? x
                        : quad == 0 ? _mm256_and_si256(x, _mm256_set1_epi16(0x0F))
@@ -228,7 +228,7 @@ HEADLONG_INLINE void add_line(I32 (&sums)[Rows][Panels][kQuadSums], const std::u
                 long long codes = 0;
                 std::memcpy(&codes, rows + r * row_stride + quad * 8, sizeof codes);
                 const __m256i x = _mm256_set1_epi64x(codes);
-                HEADLONG_UNROLL for (std::size_t i = 0; i < kQuadSums; ++i) {
+                HEADLONG_UNROLL for (std::size_t i = 0; i < Sums; ++i) {
                     add_in_place(sums[r][p][i], _mm256_madd_epi16(w[i], x));
                 }
             }
@@ -238,6 +238,11 @@ HEADLONG_INLINE void add_line(I32 (&sums)[Rows][Panels][kQuadSums], const std::u
 HEADLONG_INLINE void quad_totals(const I32 (&sums)[kQuadSums], I32 (&totals)[1]) noexcept {
     // inside 128-bit halves: columns 0 1 4 5, 2 3 6 7
     totals[0] = _mm256_permute4x64_epi64(_mm256_hadd_epi32(sums[0], sums[1]), _MM_SHUFFLE(3, 1, 2, 0));
+}
+HEADLONG_INLINE void quad_totals(const I32 (&sums)[2 * kQuadSums], I32 (&totals)[2]) noexcept {
+    HEADLONG_UNROLL for (std::size_t i = 0; i < 2; ++i) {
+        totals[i] = _mm256_permute4x64_epi64(_mm256_hadd_epi32(sums[2 * i], sums[2 * i + 1]), _MM_SHUFFLE(3, 1, 2, 0));
+    }
 }
 HEADLONG_INLINE void store_row_quads(std::uint8_t* p, F32 first, F32 second) noexcept {
     const __m256i x = _mm256_cvtps_epi32(first * broadcast(254.0F) + second);
