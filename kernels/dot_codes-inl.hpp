@@ -11,12 +11,6 @@
 
 namespace headlong::HEADLONG_ISA {
 
-// How far ahead panels are asked for. With few rows a linear layer is a stream from memory: of 1, 2, 4 and 8 KiB, 1 and
-// 2 read at least as fast as the best plain loop, and 2 is for memory that is further away.
-inline constexpr std::size_t kCodePrefetchBytes = 2048;
-
-inline constexpr std::size_t kCodeStreams = 4;
-
 /// One row or two have registers for a line's sums as a whole: a stream from memory is then read once, front to back.
 template <std::size_t Rows>
 inline constexpr std::size_t kPartsOf = Rows <= 2 ? 1 : kLineParts;
@@ -49,13 +43,8 @@ struct CodeTile {
         }
 
         for (std::size_t group = a.group_begin; group < a.group_end; ++group) {
-            // One row takes its panels one by one: their sums would not all have a register.
-            constexpr std::size_t kPanels = Rows == 1 ? 1 : Panels;
-            HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; p += kPanels) {
-                HEADLONG_UNROLL for (std::size_t part = 0; part < kPartsOf<Rows>; ++part) {
-                    add_group<Rows, kPanels, kVectors>(rows, panels + p * a.panel_stride, panel + p, group, part,
-                                                       row == 0 && part == 0, &sums[0][p * kPanelVectors]);
-                }
+            HEADLONG_UNROLL for (std::size_t part = 0; part < kPartsOf<Rows>; ++part) {
+                add_group<Rows, Panels>(rows, panels, group, part, row == 0 && part == 0, sums);
             }
         }
 
@@ -72,11 +61,12 @@ struct CodeTile {
         }
     }
 
-    /// Adds one group's sums of a part of the lines: sums[r * Pitch + p * kPanelVectors + v]. The first rows bring
-    /// panels in (`asks`); to the others they are near.
-    template <std::size_t Rows, std::size_t Panels, std::size_t Pitch>
-    HEADLONG_INLINE void add_group(const std::uint8_t* rows, const std::uint8_t* panels, std::size_t panel,
-                                   std::size_t group, std::size_t part, bool asks, F32* sums) const noexcept {
+    /// Adds one group's sums of a part of the lines. The first rows bring panels in (`asks`); to the others they are
+    /// near.
+    template <std::size_t Rows, std::size_t Panels>
+    HEADLONG_INLINE void add_group(const std::uint8_t* rows, const std::uint8_t* panels, std::size_t group,
+                                   std::size_t part, bool asks,
+                                   F32 (&sums)[Rows][Panels * kPanelVectors]) const noexcept {
         constexpr std::size_t kSums = Rows * Panels * kSumsOf<Rows>;
         constexpr std::size_t kSplits = kSums >= kQuadLatency      ? 1
                                         : kQuadLatency / kSums > 4 ? kStepsAtOnce
@@ -89,16 +79,7 @@ struct CodeTile {
         const std::size_t panel_stride = a.panel_stride;
         const std::size_t row_stride = a.row_stride;
 
-        // Of a cache the next block is asked for, in four ways side by side; of a linear layer what follows in the same
-        // panel.
-        const bool follows = a.next == nullptr;
-        const std::size_t panel_count = (a.columns + 15) / 16;
-        const Ahead<kStepsAtOnce> ahead(asks ? a.next : nullptr, panel_count * panel_stride);
-        constexpr std::size_t kTurns = kernels::code_lines(Type, kernels::kCodeGroup) / kStepsAtOnce;  // of a group
-        const std::size_t at = panel * (a.group_end - a.group_begin) + group;
-        if (ahead.at != 0) {  // a line more, of scales
-            ahead.ask_of(at % kStepsAtOnce, panel_count * (a.group_end - a.group_begin) * kTurns + at / kStepsAtOnce);
-        }
+        const Ahead ahead(a.panels, (a.columns + 15) / 16 * panel_stride, a.next, a.row_count);
 
         I32 dots[kSplits][Rows][Panels][kSumsOf<Rows>];
         HEADLONG_UNROLL for (std::size_t s = 0; s < kSplits; ++s) {
@@ -110,9 +91,11 @@ struct CodeTile {
         }
         std::size_t line = 0;
         for (; line + kStepsAtOnce <= lines; line += kStepsAtOnce) {
-            ahead.template ask<1>(at * kTurns + line / kStepsAtOnce);
-            if (follows && asks) {
-                HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) ask_for_what_follows(codes, line, p);
+            if (asks) {
+                HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                    ahead.ask<kStepsAtOnce * kernels::kCodeLineBytes>(codes + p * panel_stride +
+                                                                      line * kernels::kCodeLineBytes);
+                }
             }
             HEADLONG_UNROLL for (std::size_t i = 0; i < kStepsAtOnce; ++i) {
                 add_line<kQuads>(dots[i % kSplits], codes + (line + i) * kernels::kCodeLineBytes, panel_stride,
@@ -144,19 +127,10 @@ struct CodeTile {
                 const float* scale = reinterpret_cast<const float*>(scales + p * panel_stride);
                 HEADLONG_UNROLL for (std::size_t i = 0; i < kPartVectors; ++i) {
                     const std::size_t v = part * kPartVectors + i;
-                    F32& lanes = sums[r * Pitch + p * kPanelVectors + v];
+                    F32& lanes = sums[r][p * kPanelVectors + v];
                     lanes = fma(to_f32(add_i32(totals[i], offset)) * load(scale + v * kLanes), row_factor, lanes);
                 }
             }
-        }
-    }
-
-    HEADLONG_INLINE void ask_for_what_follows(const std::uint8_t* codes, std::size_t line,
-                                              std::size_t p) const noexcept {
-        const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(codes) + p * a.panel_stride +
-                                  line * kernels::kCodeLineBytes + kCodePrefetchBytes;
-        HEADLONG_UNROLL for (std::size_t i = 0; i < kStepsAtOnce; ++i) {
-            __builtin_prefetch(reinterpret_cast<const void*>(at + i * kernels::kCodeLineBytes));
         }
     }
 
@@ -194,14 +168,11 @@ template <class Tile>
 inline void dot_codes_of(const Tile& tile) noexcept {
     const std::size_t panel_count = (tile.a.columns + 15) / 16;
     std::size_t panel = 0;
-    if (tile.a.row_count == 1) {
-        // A stream from memory: several panels at a time keep more of the processor's prefetchers busy than one.
-        for (; panel + kCodeStreams <= panel_count; panel += kCodeStreams) {
-            tile.template operator()<1, kCodeStreams>(0, panel);
-        }
-    } else if constexpr (kCodeTilePanels > 1) {
-        for (; panel + kCodeTilePanels <= panel_count; panel += kCodeTilePanels) {
-            code_panels<kCodeTilePanels>(tile, panel);
+    if constexpr (kCodeTilePanels > 1) {
+        if (tile.a.row_count >= kCodeTileRows) {  // fewer rows are a stream, and take panels one by one
+            for (; panel + kCodeTilePanels <= panel_count; panel += kCodeTilePanels) {
+                code_panels<kCodeTilePanels>(tile, panel);
+            }
         }
     }
     for (; panel < panel_count; ++panel) code_panels<1>(tile, panel);

@@ -47,10 +47,13 @@ struct DotTile {
                 });
         };
         constexpr std::size_t kElement = sizeof(typename Elements::Element);
-        const Ahead<kElement> ahead(row == 0 ? a.next : nullptr, (a.columns + 15) / 16 * a.depth * 16 * kElement);
-        const std::size_t line = panel * (a.depth / kStepsAtOnce);
-        for_steps<Tiles, Rows, Panels>(a.depth, step,
-                                       [&](std::size_t i) noexcept { ahead.template ask<Panels>(line + i * Panels); });
+        const Ahead ahead(a.panels, (a.columns + 15) / 16 * a.panel_stride * kElement, a.next, a.row_count);
+        for_steps<Tiles, Rows, Panels>(a.depth, step, [&](std::size_t k) noexcept {
+            if (row != 0) return;  // the others find them near
+            HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                ahead.ask<kStepsAtOnce * 16 * kElement>(panels + p * a.panel_stride + k * 16);
+            }
+        });
 
         if (a.canonical) {
             HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {

@@ -30,49 +30,60 @@ template <class Tiles>
 inline constexpr std::size_t kMostTileRows =
     Tiles::kRows > 3 || Tiles::kVectors / kPanelVectors < 2 * Tiles::kRows - 1 ? Tiles::kRows : 2 * Tiles::kRows - 1;
 
-/// Whether a tile's loop is unrolled: full tiles, and those of the few rows of a decode step.
+/// Fewer rows than this are a stream from memory: they take panels one by one, all rows before the next, so that memory
+/// is read from front to back. More rows take as many panels as registers hold, and tiles keep their sums for longer.
+inline constexpr std::size_t kManyRows = 12;
+
+/// Rows of a streaming tile: as many as registers hold of one panel; 8 hide the latency of the FMA and are fewer sizes
+/// to compile.
+template <class Tiles>
+inline constexpr std::size_t kStreamRows = Tiles::kVectors / kPanelVectors < 8 ? Tiles::kVectors / kPanelVectors : 8;
+
+/// Whether a tile's loop is unrolled: full tiles, and those of streams.
 template <class Tiles, std::size_t Rows, std::size_t Panels>
-inline constexpr bool kUnrolled = (Rows == Tiles::kRows && Panels == tile_panels<Tiles>(Tiles::kRows)) ||
-                                  (Rows <= 4 && Panels == tile_panels<Tiles>(Rows));
+inline constexpr bool kUnrolled = (Rows == Tiles::kRows && Panels == tile_panels<Tiles>(Tiles::kRows)) || Panels == 1;
 
 // Steps between two looks at what is asked for ahead; unrolled.
 inline constexpr std::size_t kStepsAtOnce = 4;
 
-/// Memory that will be read soon: a tile that streams asks for as much as it reads, about a block of keys or values
-/// ahead, and puts it in L2. It asks in `Ways` parts of the region side by side: one page after the other came at 9
-/// GB/s, four pages at a time at 11 of 14.
-template <std::size_t Ways>
-struct Ahead {
-    /// `from` is the region, of `bytes`; null: nothing is asked for.
-    HEADLONG_INLINE Ahead(const void* from, std::size_t bytes) noexcept
-        : at(reinterpret_cast<std::uintptr_t>(from)), way(bytes / Ways) {}
+// How far ahead a stream asks for memory. Of 1, 2, 4 and 8 KiB, 1 and 2 read at least as fast as the best plain loop,
+// and 2 is for memory that is further away.
+inline constexpr std::size_t kStreamAhead = 2048;
 
-    /// Asks for `Lines` lines of every part. An address past the end is never read, only asked for.
-    template <std::size_t Lines>
-    HEADLONG_INLINE void ask(std::size_t line) const noexcept {
-        if (at == 0) return;
-        HEADLONG_UNROLL for (std::size_t i = 0; i < Ways; ++i) {
-            HEADLONG_UNROLL for (std::size_t n = 0; n < Lines; ++n) {
-                __builtin_prefetch(reinterpret_cast<const void*>(at + i * way + (line + n) * 64), 0, 2);
-            }
+/// Memory that will be read soon, asked for in the order in which it is read, and put in L2: lines in any other order
+/// (parts of the next block side by side) came at two thirds of the speed, and prefetchers of the processor that guess
+/// did not help. A region is followed by another one.
+class Ahead {
+  public:
+    /// The region [begin, begin + bytes) is read, and then `next` (null: what follows in memory). A stream asks for
+    /// what is read soon; many rows, which spend longer on it, for the same place of the next region.
+    HEADLONG_INLINE Ahead(const void* begin, std::size_t bytes, const void* next, std::size_t row_count) noexcept
+        : end_(reinterpret_cast<std::uintptr_t>(begin) + bytes),
+          jump_(next == nullptr ? 0 : reinterpret_cast<std::uintptr_t>(next) - end_),
+          distance_(row_count < kManyRows || next == nullptr ? kStreamAhead : bytes) {}
+
+    /// Called when the `Bytes` at `p` are read: asks for their like.
+    template <std::size_t Bytes>
+    HEADLONG_INLINE void ask(const void* p) const noexcept {
+        std::uintptr_t at = reinterpret_cast<std::uintptr_t>(p) + distance_;
+        at += at >= end_ ? jump_ : 0;
+        HEADLONG_UNROLL for (std::size_t i = 0; i < Bytes; i += kernels::kAlignment) {
+            __builtin_prefetch(reinterpret_cast<const void*>(at + i), 0, 2);  // past the end it is only asked for
         }
     }
 
-    /// Asks for one line of one part.
-    HEADLONG_INLINE void ask_of(std::size_t part, std::size_t line) const noexcept {
-        __builtin_prefetch(reinterpret_cast<const void*>(at + part * way + line * 64), 0, 2);
-    }
-
-    std::uintptr_t at;
-    std::size_t way;
+  private:
+    std::uintptr_t end_;
+    std::uintptr_t jump_;
+    std::size_t distance_;
 };
 
-/// Calls step(k) for k < count, and ask(k / kStepsAtOnce) before every kStepsAtOnce of them.
+/// Calls step(k) for k < count, and ask(k) before every kStepsAtOnce of them.
 template <class Tiles, std::size_t Rows, std::size_t Panels, class Step, class Ask>
 HEADLONG_INLINE void for_steps(std::size_t count, const Step& step, const Ask& ask) noexcept {
     std::size_t k = 0;
     for (; k + kStepsAtOnce <= count; k += kStepsAtOnce) {
-        ask(k / kStepsAtOnce);
+        ask(k);
         if constexpr (kUnrolled<Tiles, Rows, Panels>) {
             HEADLONG_UNROLL for (std::size_t i = 0; i < kStepsAtOnce; ++i) step(k + i);
         } else {
@@ -148,10 +159,24 @@ HEADLONG_INLINE void for_rest_panels(std::size_t row_count, std::size_t panel, s
     }
 }
 
+/// The rows [row, row_count) of one panel.
+template <class Body, std::size_t Rows = kStreamRows<typename Body::Tiles>>
+HEADLONG_INLINE void for_stream_rows(std::size_t row, std::size_t row_count, std::size_t panel,
+                                     const Body& body) noexcept {
+    for (; row + Rows <= row_count; row += Rows) body.template operator()<Rows, 1>(row, panel);
+    if constexpr (Rows > 1) {
+        if (row < row_count) for_stream_rows<Body, Rows - 1>(row, row_count, panel, body);
+    }
+}
+
 /// Calls body.operator()<rows, panels>(row, panel) for tiles that cover [0, row_count) x [0, panel_count): column
 /// by column of tiles, so that a column's panels stay in L1 while the rows pass.
 template <class Body, class Tiles = typename Body::Tiles>
 HEADLONG_INLINE void for_tiles(std::size_t row_count, std::size_t panel_count, const Body& body) noexcept {
+    if (row_count < kManyRows) {
+        for (std::size_t panel = 0; panel < panel_count; ++panel) for_stream_rows(0, row_count, panel, body);
+        return;
+    }
     constexpr std::size_t kPanels = tile_panels<Tiles>(Tiles::kRows);
     std::size_t rest = row_count % Tiles::kRows;
     if (rest != 0 && rest < row_count && rest + Tiles::kRows <= kMostTileRows<Tiles>) rest += Tiles::kRows;

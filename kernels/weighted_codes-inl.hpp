@@ -144,11 +144,12 @@ struct WeightedCodeTile {
                         [](auto w, auto pair_codes, I32& sum) noexcept { add_pairs(sum, w, pair_codes); });
                 }
             };
-            // two lines of every panel in four steps
-            const Ahead<2> ahead(row == 0 ? after(token) : nullptr, part_bytes());
-            const std::size_t turns = kernels::kBlockTokens / kStepTokens / kStepsAtOnce;
+            const Ahead ahead(group_of(token), part_bytes(), after(token), a.row_count);
             for_steps<Tiles, Rows, Panels>((block_end(token) - token) / kStepTokens, step, [&](std::size_t i) noexcept {
-                ahead.template ask<Panels>(panel * turns + i * Panels);
+                if (row != 0) return;  // the others find them near
+                HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                    ahead.ask<kStepsAtOnce * 32>(value + p * kernels::value_code_bytes(Type) + i * 32);
+                }
             });
 
             const std::size_t block = token / kernels::kBlockTokens;

@@ -7,10 +7,6 @@
 
 namespace headlong::HEADLONG_ISA {
 
-/// Many rows keep their sums in registers through all blocks of a span: loading and storing them costs as much as a
-/// dozen tokens. Few rows pass a block at a time, so that memory is read from front to back.
-inline constexpr std::size_t kManyRows = 12;
-
 /// The tokens [first, last), added to what `out` holds: sums may go through memory, which changes no bit.
 template <class Elements>
 struct WeightedTile {
@@ -62,11 +58,14 @@ struct WeightedTile {
                     });
             };
             constexpr std::size_t kElement = sizeof(typename Elements::Element);
-            const Ahead<kElement> ahead(row == 0 ? after(token) : nullptr,
-                                        kernels::kBlockTokens * a.columns * kElement);
-            const std::size_t line = panel * (kernels::kBlockTokens / kStepsAtOnce);
-            for_steps<Tiles, Rows, Panels>(
-                count, step, [&](std::size_t i) noexcept { ahead.template ask<Panels>(line + i * Panels); });
+            const Ahead ahead(a.value_blocks[token / kernels::kBlockTokens],
+                              kernels::kBlockTokens * a.columns * kElement, after(token), a.row_count);
+            for_steps<Tiles, Rows, Panels>(count, step, [&](std::size_t t) noexcept {
+                if (row != 0) return;  // the others find them near
+                HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+                    ahead.ask<kStepsAtOnce * 16 * kElement>(value + p * kernels::kValuePanel + t * 16);
+                }
+            });
         }
         HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
             HEADLONG_UNROLL for (std::size_t v = 0; v < kVectors; ++v) {
@@ -122,6 +121,8 @@ inline void weighted_rows(const kernels::WeightedRows& a) noexcept {
                 weighted_block_guarded(run);
                 continue;
             }
+            // Many rows keep their sums in registers through all blocks: loading and storing them costs as much as a
+            // dozen tokens.
             while (a.row_count >= kManyRows && run.last < a.last && !guarded(run.last)) {
                 const std::size_t next = run.last + kernels::kBlockTokens;
                 run.last = next < a.last ? next : a.last;
