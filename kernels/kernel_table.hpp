@@ -32,7 +32,8 @@ struct DotPanels {
     bool accumulate;
     bool canonical;                       ///< write every NaN as 0x7fc00000 (which one a sum keeps depends on the tile)
     ElementType type = ElementType::f32;  ///< of the panels; widened in registers, exactly
-    const void* next = nullptr;           ///< read after these panels: brought near meanwhile, as many bytes; or null
+    const void* next = nullptr;           ///< read after these panels: brought near meanwhile, as many bytes; null: what
+                                          ///< follows in memory is
 };
 
 /// The positions of a span that a row sees: [begin, end), in tokens from the span's start; empty if begin >= end.
