@@ -157,6 +157,39 @@ void shared_prefix(benchmark::State& state, Isa isa, Shape s) {
     run(state, context, work, [&] { attend_shared_prefix(context, prefix, batch.queries()); });
 }
 
+/// A decode step of 8 sequences with a long prefix and 64 tokens of their own: forks of one cache, or caches that each
+/// hold the prefix.
+void forks(benchmark::State& state, Isa isa, Shape s, KvType type, bool separate) {
+    constexpr std::int64_t kSequences = 8;
+    constexpr std::int64_t kOwn = 64;
+    const std::int64_t prefix = state.range(0);
+    Context context = context_of(isa, state.range(1));
+    std::vector<KvCache> caches;
+    caches.push_back(filled_cache(context, s, prefix, type));
+    while (caches.size() < kSequences) {
+        caches.push_back(separate ? filled_cache(context, s, prefix, type) : caches.front().fork());
+    }
+    Queries rows(s, kSequences, 1);
+    std::vector<CachedQuery> queries;
+    std::size_t held = 0;
+    const std::vector<float> floats = random_floats(s.kv_heads * kOwn * s.dim);
+    const auto own = InputTensor<3>::dense(floats.data(), {s.kv_heads, kOwn, s.dim});
+    for (KvCache& cache : caches) {
+        cache.append(context, 0, own, own);
+        const auto i = static_cast<std::int64_t>(queries.size());
+        queries.push_back(
+            {.query = rows.query(i), .cache = &cache, .layer = 0, .output = rows.output(i), .lse = {}, .mask = {}});
+        if (separate || i == 0) held += cache.pool()->used_bytes();
+    }
+    if (!separate) held = caches.front().pool()->used_bytes();
+    const double token = static_cast<double>(caches.front().used_bytes()) / static_cast<double>(prefix + kOwn);
+    const std::int64_t read = separate ? kSequences * (prefix + kOwn) : prefix + kSequences * kOwn;
+    run(state, context,
+        {.flops = flops_of(s, kSequences * (prefix + kOwn)), .bytes = token * static_cast<double>(read)},
+        [&] { attend(context, queries); });
+    state.counters["held_MB"] = static_cast<double>(held) / 1e6;
+}
+
 const bool registered = [] {
     const std::vector<std::int64_t> threads = thread_counts();
     for (const Isa isa : available_isas()) {
@@ -184,6 +217,13 @@ const bool registered = [] {
                  {2048, std::int64_t{1} << 20U});
             args(add("paged", isa, shape, paged, s), "depth", {4096});
             args(add("shared_prefix", isa, shape, shared_prefix, s), "prefix", {4096});
+        }
+        constexpr Shape kNoGroups{32, 32, 128};
+        for (const bool separate : {true, false}) {
+            add(separate ? "separate" : "forks", isa, to_string(kNoGroups), forks, kNoGroups, KvType::f16, separate)
+                ->ArgNames({"prefix", "threads"})
+                ->ArgsProduct({{16384}, threads})
+                ->Unit(benchmark::kMillisecond);
         }
     }
     return true;

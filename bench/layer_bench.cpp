@@ -75,7 +75,7 @@ void decode_layer(benchmark::State& state, Isa isa, Shape s) {
     run(state, context, work, [&] {
         layer.forward(context, InputTensor<2>::dense(x.data(), {1, width}), cache, 0,
                       OutputTensor<2>::dense(y.data(), {1, width}));
-        cache.impl().shorten(0, depth - 1);  // every step is the same one
+        cache.impl().take_back(depth - 1);  // every step is the same one
     });
 }
 

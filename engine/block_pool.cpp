@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <headlong/error.hpp>
 #include <new>
 
@@ -123,6 +124,7 @@ void BlockPool::Impl::add_slab(std::size_t needed_blocks) {
         slab->alignment = slab->bytes >= kHugePageBytes ? kHugePageBytes : kernels::kAlignment;
         try {
             slab->nonfinite = std::make_unique<std::uint8_t[]>(blocks * static_cast<std::size_t>(shape_.kv_heads));
+            slab->holders = std::make_unique<std::atomic<std::uint32_t>[]>(blocks);
             slabs_.reserve(slabs_.size() + 1);
             free_.reserve(blocks_ + blocks);
             slab->memory = static_cast<std::byte*>(memory_.allocate(slab->bytes, slab->alignment));
@@ -142,7 +144,7 @@ void BlockPool::Impl::add_slab(std::size_t needed_blocks) {
     slabs_.push_back(std::move(slab));
 }
 
-void BlockPool::Impl::take(std::vector<Block>& blocks) {
+void BlockPool::Impl::take(std::span<Block> blocks) {
     {
         const std::lock_guard lock(mutex_);
         while (free_.size() < blocks.size()) add_slab(blocks.size() - free_.size());
@@ -152,13 +154,30 @@ void BlockPool::Impl::take(std::vector<Block>& blocks) {
         }
     }
     for (const Block& block : blocks) {
-        for (std::size_t head = 0; head < static_cast<std::size_t>(shape_.kv_heads); ++head) block.nonfinite(head) = 0;
+        block.slab->holders[block.index].store(1, std::memory_order_relaxed);
+        renew(block);
     }
 }
 
+void BlockPool::Impl::share(const Block& block) noexcept {
+    block.slab->holders[block.index].fetch_add(1, std::memory_order_relaxed);
+}
+
 void BlockPool::Impl::give_back(const Block& block) noexcept {
+    if (block.slab->holders[block.index].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
     const std::lock_guard lock(mutex_);
     free_.push_back(block);
+}
+
+void BlockPool::Impl::renew(const Block& block) const noexcept {
+    for (std::size_t head = 0; head < static_cast<std::size_t>(shape_.kv_heads); ++head) block.nonfinite(head) = 0;
+}
+
+void BlockPool::Impl::copy(const Block& from, const Block& to) const noexcept {
+    for (std::size_t head = 0; head < static_cast<std::size_t>(shape_.kv_heads); ++head) {
+        std::memcpy(to.keys(head), from.keys(head), layout_.bytes());
+        to.nonfinite(head) = from.nonfinite(head);
+    }
 }
 
 BlockPool::BlockPool(const KvShape& shape, std::pmr::memory_resource* memory) {

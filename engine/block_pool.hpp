@@ -5,11 +5,13 @@
 // cache makes the pool grow.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <headlong/kv_cache.hpp>
 #include <memory>
 #include <memory_resource>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "kernels/layout.hpp"
@@ -21,9 +23,10 @@ struct Slab {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
     std::size_t blocks = 0;
-    std::size_t head_bytes = 0;                 ///< one block of one KV head
-    std::size_t values_offset = 0;              ///< bytes from a head's block to its values
-    std::unique_ptr<std::uint8_t[]> nonfinite;  ///< [kv_head][block]: the values may hold a NaN or infinity
+    std::size_t head_bytes = 0;                             ///< one block of one KV head
+    std::size_t values_offset = 0;                          ///< bytes from a head's block to its values
+    std::unique_ptr<std::uint8_t[]> nonfinite;              ///< [kv_head][block]: the values may hold a NaN or infinity
+    std::unique_ptr<std::atomic<std::uint32_t>[]> holders;  ///< [block]: caches that hold it
 };
 
 /// One block of all KV heads.
@@ -36,6 +39,10 @@ struct Block {
     }
     std::byte* values(std::size_t head) const noexcept { return keys(head) + slab->values_offset; }
     std::uint8_t& nonfinite(std::size_t head) const noexcept { return slab->nonfinite[head * slab->blocks + index]; }
+    /// More caches than one hold it: nobody may write to it. What only one cache holds nobody else can begin to hold.
+    bool shared() const noexcept { return slab->holders[index].load(std::memory_order_acquire) > 1; }
+
+    friend bool operator==(const Block&, const Block&) = default;
 };
 
 class BlockPool::Impl {
@@ -51,10 +58,17 @@ class BlockPool::Impl {
     std::size_t used_bytes() const noexcept;
     std::size_t reserved_bytes() const noexcept;
 
-    /// Fills `blocks` with blocks, whose memory holds anything: who appends clears the dead lanes that may be read.
-    /// Throws std::bad_alloc and takes nothing if there is no memory for all.
-    void take(std::vector<Block>& blocks);
+    /// Fills `blocks` with blocks of one holder, whose memory holds anything: who appends clears the dead lanes that
+    /// may be read. Throws std::bad_alloc and takes nothing if there is no memory for all.
+    void take(std::span<Block> blocks);
+    /// One holder more; the caller is one.
+    void share(const Block& block) noexcept;
+    /// One holder less; from the last one the pool takes it back.
     void give_back(const Block& block) noexcept;
+    /// For a block that its only holder uses anew.
+    void renew(const Block& block) const noexcept;
+    /// All bytes of a block, into one of a single holder.
+    void copy(const Block& from, const Block& to) const noexcept;
 
   private:
     void add_slab(std::size_t needed_blocks);

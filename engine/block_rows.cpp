@@ -1,5 +1,6 @@
 #include "engine/block_rows.hpp"
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -79,6 +80,51 @@ void clear_panel(const BlockLayout& layout, std::byte* keys, std::byte* values, 
         std::memset(values + kernels::value_block_bytes(type, group) + token * sizeof(float), 0,
                     kPanelTokens * sizeof(float));
     }
+}
+
+void clear_token(const BlockLayout& layout, std::byte* keys, std::byte* values, std::size_t token) noexcept {
+    std::byte* const panel = keys + token / kPanelTokens * layout.panel_bytes();
+    const std::size_t lane = token % kPanelTokens;
+    if (!kernels::has_codes(layout.key_type)) {
+        const std::size_t size = kernels::element_bytes(kernels::element_type(layout.key_type));
+        for (std::size_t d = 0; d < layout.head_dim; ++d)
+            std::memset(panel + (d * kPanelTokens + lane) * size, 0, size);
+    } else {
+        // all of a panel's lines are rows of 16 lanes of 4 bytes, scales and codes alike
+        for (std::size_t at = lane * kernels::kQuadInputs; at < layout.panel_bytes(); at += kernels::kCodeLineBytes) {
+            std::memset(panel + at, 0, kernels::kQuadInputs);
+        }
+    }
+    const StoredType type = layout.value_type;
+    for (std::size_t column = 0; column < layout.columns(); ++column) {
+        if (!kernels::has_codes(type)) {
+            const std::size_t size = kernels::element_bytes(kernels::element_type(type));
+            std::memset(values + kernels::value_index(token, column) * size, 0, size);
+        } else {
+            std::byte& code = values[kernels::value_code_index(type, token, column)];
+            const bool shared = type == StoredType::int4;
+            code &= !shared ? std::byte{0} : kernels::in_high_half(token) ? std::byte{0x0F} : std::byte{0xF0};
+        }
+    }
+    if (!kernels::has_codes(type)) return;
+    for (std::size_t group = 0; group < layout.columns(); group += kernels::kValueGroup) {
+        std::memset(values + kernels::value_block_bytes(type, group) + token * sizeof(float), 0, sizeof(float));
+    }
+}
+
+bool holds_nonfinite(const BlockLayout& layout, const std::byte* values) noexcept {
+    const StoredType type = layout.value_type;
+    const auto any = [&](const std::byte* data, StoredType stored, std::size_t count) noexcept {
+        bool found = false;
+        for (std::size_t i = 0; i < count; ++i) found |= !std::isfinite(element(data, stored, i));
+        return found;
+    };
+    if (!kernels::has_codes(type)) return any(values, type, kernels::kBlockTokens * layout.columns());
+    bool found = false;  // of codes, a scale may be
+    for (std::size_t group = 0; group < layout.columns(); group += kernels::kValueGroup) {
+        found |= any(values + kernels::value_block_bytes(type, group), StoredType::f32, kernels::kBlockTokens);
+    }
+    return found;
 }
 
 float read_key(const BlockLayout& layout, const std::byte* keys, std::size_t token, std::size_t d) noexcept {

@@ -18,6 +18,12 @@ bool write_values(const kernels::KernelTable& kernels, const kernels::BlockLayou
 /// Clears the panel of 16 tokens that begins with `token`.
 void clear_panel(const kernels::BlockLayout& layout, std::byte* keys, std::byte* values, std::size_t token) noexcept;
 
+/// Clears the place of one token. A value that several of a type's tokens share a byte with stays what it is.
+void clear_token(const kernels::BlockLayout& layout, std::byte* keys, std::byte* values, std::size_t token) noexcept;
+
+/// Whether a block's values hold a NaN or infinity.
+bool holds_nonfinite(const kernels::BlockLayout& layout, const std::byte* values) noexcept;
+
 /// Element d of a token's key, and of its value, as attention computes with it.
 float read_key(const kernels::BlockLayout& layout, const std::byte* keys, std::size_t token, std::size_t d) noexcept;
 float read_value(const kernels::BlockLayout& layout, const std::byte* values, std::size_t token,

@@ -57,9 +57,8 @@ class Weights {
 std::size_t size(std::int64_t n) noexcept { return static_cast<std::size_t>(n); }
 
 constexpr std::int64_t kNoLayer = -1;
-// FLOPs of one element: a square and its sum, two factors; two products and a sum; negation, exp, sum, quotient, gate.
+// FLOPs of one element: a square and its sum, two factors; negation, exp, sum, quotient, gate.
 constexpr std::int64_t kNormFlops = 4;
-constexpr std::int64_t kRotaryFlops = 3;
 constexpr std::int64_t kActivationFlops = 5;
 
 WeightType stored_type(const FileTensor& weight) noexcept {
@@ -79,6 +78,7 @@ KvCacheOptions cache_options_of(const DecoderConfig& config, const KvTypes& type
                      .value_type = types.values};
     options.layers = config.layers;
     options.capacity = config.max_positions;
+    options.rotary = Rotary({.head_dim = config.head_dim, .theta = config.rope_theta});
     return options;
 }
 
@@ -92,12 +92,10 @@ struct Decoder::Activations {
     float* attention;  ///< [tokens][heads * head_dim]
     float* gate;       ///< [tokens][intermediate]
     float* up;         ///< the same
-    float* cosine;     ///< [tokens][head_dim / 2]
-    float* sine;       ///< the same
 
     static std::size_t bytes(const DecoderConfig& c, std::int64_t tokens) noexcept {
-        const std::int64_t row = 2 * c.hidden_size + 2 * c.heads * c.head_dim + 2 * c.kv_heads * c.head_dim +
-                                 2 * c.intermediate_size + c.head_dim;
+        const std::int64_t row =
+            2 * c.hidden_size + 2 * c.heads * c.head_dim + 2 * c.kv_heads * c.head_dim + 2 * c.intermediate_size;
         return saturating_product(saturating_product(size(row), size(tokens)), sizeof(float));
     }
 
@@ -114,8 +112,6 @@ struct Decoder::Activations {
         attention = next(width);
         gate = next(c.intermediate_size);
         up = next(c.intermediate_size);
-        cosine = next(c.head_dim / 2);
-        sine = next(c.head_dim / 2);
     }
 };
 
@@ -210,16 +206,17 @@ std::size_t Decoder::weight_bytes() const noexcept {
 
 std::size_t Decoder::scratch_bytes(const Context::Impl& context, const DecoderConfig& c,
                                    std::span<const std::int64_t> token_counts, const KvTypes& types,
-                                   std::optional<WeightType> type) noexcept {
+                                   std::optional<WeightType> type, std::int64_t sink_tokens) noexcept {
     std::size_t rows = 0;
+    std::size_t tables = 0;  // of angles
     AttentionScratch attention;
     Linear::Scratch linear;
     for (const std::int64_t tokens : token_counts) {  // buffers grow to the most that any call needs of them
         if (tokens == 0) continue;
-        const Block block;
+        const BlockTable blocks;
         Sequence sequence;
         sequence.q_len = tokens;
-        sequence.blocks = &block;
+        sequence.blocks = &blocks;
         sequence.key_type = stored_type(types.keys);
         sequence.value_type = stored_type(types.values);
         AttentionProblem problem;
@@ -229,6 +226,11 @@ std::size_t Decoder::scratch_bytes(const Context::Impl& context, const DecoderCo
         problem.sequences = {&sequence, 1};
         const AttentionScratch of_call = attention_scratch(context, problem);
         rows = std::max(rows, Activations::bytes(c, tokens));
+        const KvCache::Impl::AppendScratch of_append =
+            KvCache::Impl::append_scratch(context, c.head_dim, c.head_dim, tokens);
+        tables = std::max({tables, of_append.tables,
+                           saturating_product(size((sink_tokens > 0 ? 2 : 1) * c.head_dim * tokens), sizeof(float))});
+        attention.workers = std::max(attention.workers, of_append.workers);
         for (const std::int64_t inputs : {c.hidden_size, c.heads * c.head_dim, c.intermediate_size}) {
             const Linear::Scratch of_layer = Linear::scratch(context, inputs, tokens, type.value_or(c.stored_type));
             linear.workers = std::max(linear.workers, of_layer.workers);
@@ -239,9 +241,9 @@ std::size_t Decoder::scratch_bytes(const Context::Impl& context, const DecoderCo
         attention.states = std::max(attention.states, of_call.states);
     }
     if (rows == 0) return 0;
-    return saturating_sum(
-        saturating_sum(saturating_sum(rows, list_bytes(1, 0)), saturating_sum(linear.workers, linear.quantised)),
-        saturating_sum(saturating_sum(attention.workers, attention.units), attention.states));
+    return saturating_sum(saturating_sum(saturating_sum(saturating_sum(rows, tables), list_bytes(1, 0)),
+                                         saturating_sum(linear.workers, linear.quantised)),
+                          saturating_sum(saturating_sum(attention.workers, attention.units), attention.states));
 }
 
 void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
@@ -260,7 +262,7 @@ void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, Kv
     try {
         run(context, tokens, cache, logits, logit_rows, logit_stride, hooks, segments);
     } catch (...) {
-        for (std::size_t layer = 0; layer < cache.layers(); ++layer) cache.impl().shorten(layer, held);
+        cache.impl().take_back(held);  // exact: nothing that a cache of `held` tokens holds is forgotten yet
         throw;
     }
 }
@@ -274,13 +276,21 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
     const std::int64_t first_position = cache.length();
     const std::int64_t width = c.heads * c.head_dim;
     const std::int64_t kv_width = c.kv_heads * c.head_dim;
-    const std::int64_t half = c.head_dim / 2;
     Context::Impl& impl = context.impl();
-    const kernels::KernelTable& kernels = impl.kernels;
     auto workspace = impl.workspaces.lend();
     const Activations a(*workspace, c, count);
     const auto observe = [&](std::int64_t layer, std::string_view name, const float* rows, std::int64_t columns) {
         if (hooks.observer) hooks.observer(layer, name, rows, columns);
+    };
+    // The cache rotates what it stores and what it is asked; who looks on sees rows as they are then.
+    const auto observe_rotated = [&](std::int64_t layer, std::string_view name, const float* rows, std::int64_t heads) {
+        if (!hooks.observer) return;
+        std::vector<float> rotated(size(count * heads * c.head_dim));
+        const Extents<3> extents{heads, count, c.head_dim};
+        const Extents<3> strides{c.head_dim, heads * c.head_dim, 1};
+        rotate(context, rotary_, {rows, DType::f32, extents, strides}, first_position,
+               {rotated.data(), DType::f32, extents, strides});
+        observe(layer, name, rotated.data(), heads * c.head_dim);
     };
     const auto norm = [&](std::int64_t layer, const float* rows, std::int64_t row_count,
                           const std::vector<float>& weight) {
@@ -305,17 +315,12 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
                              Linear::Into into = Linear::Into::overwrite) {
         apply(Operation::projection, layer, linear, x, count, y, linear.outputs(), into);
     };
-    const std::int64_t seen_pairs = count * first_position + count * (count + 1) / 2;
     const auto kv_bytes = [&](std::int64_t rows) { return size(rows) * token_bytes_of(cache.shape()); };
 
     segments.begin(Operation::embedding, kNoLayer, 0, size(count * c.hidden_size) * size_of(embedding_->type));
     for_rows(impl, count, [&](std::int64_t row) noexcept {
         copy_floats(*embedding_, size(tokens[size(row)]) * size(c.hidden_size),
                     {a.residual + row * c.hidden_size, size(c.hidden_size)});
-    });
-    segments.begin(Operation::rotary, kNoLayer, 0, 0);
-    for_rows(impl, count, [&](std::int64_t row) noexcept {
-        rotary_.tabulate(first_position + row, a.cosine + row * half, a.sine + row * half);
     });
     observe(0, "embedding", a.residual, c.hidden_size);
 
@@ -325,18 +330,8 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
         project(index, layer.query, a.normed, a.query);
         project(index, layer.key, a.normed, a.key);
         project(index, layer.value, a.normed, a.value);
-        segments.begin(Operation::rotary, index, kRotaryFlops * (width + kv_width) * count, 0);
-        for_rows(impl, count, [&](std::int64_t row) noexcept {
-            const float* cosine = a.cosine + row * half;
-            const float* sine = a.sine + row * half;
-            const bool interleaved = rotary_.pairing() == RotaryPairing::interleaved;
-            kernels.rotate(
-                {a.query + row * width, size(c.heads), size(c.head_dim), size(half), cosine, sine, interleaved});
-            kernels.rotate(
-                {a.key + row * kv_width, size(c.kv_heads), size(c.head_dim), size(half), cosine, sine, interleaved});
-        });
-        observe(index, "q", a.query, width);
-        observe(index, "k", a.key, kv_width);
+        observe_rotated(index, "q", a.query, c.heads);
+        observe_rotated(index, "k", a.key, c.kv_heads);
         observe(index, "v", a.value, kv_width);
         segments.begin(Operation::append, index, 0, kv_bytes(count));
         cache.append(context, size(index), input(a.key, c.kv_heads), input(a.value, c.kv_heads));
@@ -344,7 +339,10 @@ void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCach
                                 .cache = &cache,
                                 .layer = size(index),
                                 .output = output(a.attention, c.heads)};
-        segments.begin(Operation::attention, index, 4 * width * seen_pairs, kv_bytes(first_position + count));
+        const KvCache::Impl::Layer& held = cache.impl().layer(size(index));
+        std::int64_t seen_pairs = 0;
+        for (std::int64_t i = 0; i < count; ++i) seen_pairs += held.seen_at(first_position + i);
+        segments.begin(Operation::attention, index, 4 * width * seen_pairs, kv_bytes(held.held()));
         attend(context, std::span(&query, 1));
         observe(index, "attn", a.attention, width);
         project(index, layer.attention_output, a.attention, a.residual, Linear::Into::add);

@@ -55,10 +55,10 @@ class Decoder {
     std::size_t weight_bytes() const noexcept;
 
     /// Bytes of scratch that a context holds after calls of forward() with these numbers of tokens, one at a time,
-    /// whatever the caches, of these types, held before.
+    /// whatever the caches, of these types and with so many sink tokens, held before.
     static std::size_t scratch_bytes(const Context::Impl& context, const DecoderConfig& config,
                                      std::span<const std::int64_t> token_counts, const KvTypes& types = {},
-                                     std::optional<WeightType> type = {}) noexcept;
+                                     std::optional<WeightType> type = {}, std::int64_t sink_tokens = 0) noexcept;
 
   private:
     struct Layer {

@@ -12,16 +12,15 @@ enum class Operation : std::uint8_t {
     embedding,    ///< rows of the embedding
     norm,         ///< RMS norms
     projection,   ///< linear layers: q, k, v, o, gate, up, down
-    rotary,       ///< tables of angles, and turning queries and keys
-    append,       ///< keys and values into the cache
-    attention,    ///< queries over the cache
+    append,       ///< keys, rotated, and values into the cache
+    attention,    ///< queries, rotated, over the cache
     activation,   ///< SwiGLU
     output_head,  ///< hidden states to logits
 };
-inline constexpr std::size_t kOperations = 9;
+inline constexpr std::size_t kOperations = 8;
 
 constexpr const char* to_string(Operation operation) noexcept {
-    constexpr const char* kNames[kOperations] = {"reserve", "embedding", "norm",       "projection", "rotary",
+    constexpr const char* kNames[kOperations] = {"reserve", "embedding", "norm",       "projection",
                                                  "append",  "attention", "activation", "output_head"};
     return kNames[static_cast<std::size_t>(operation)];
 }

@@ -26,6 +26,11 @@ void check(const GenerateOptions& options) {
     if (options.prefill_chunk < 1) {
         throw InvalidArgument(fmt::format("prefill_chunk is {}; it must be at least 1", options.prefill_chunk));
     }
+    if (options.window < 0) throw InvalidArgument(fmt::format("window is {}; it must be 0 or more", options.window));
+    if (options.sink_tokens < 0 || options.sink_tokens > std::max<std::int64_t>(options.window - 1, 0)) {
+        throw InvalidArgument(fmt::format("sink_tokens is {}; allowed: 0 to {}, less than window", options.sink_tokens,
+                                          std::max<std::int64_t>(options.window - 1, 0)));
+    }
     for (const std::string& stop : options.stop) {
         constexpr std::size_t kLongest = 4096;  // its beginnings are looked for after every token
         if (stop.empty() || stop.size() > kLongest) {
@@ -100,7 +105,7 @@ Generation run(Context& context, const Model& model, KvCache& cache, std::vector
     Generation result;
     result.prompt_tokens = std::move(prompt);
     const auto prompt_length = static_cast<std::int64_t>(result.prompt_tokens.size());
-    if (prompt_length > info.max_positions - cache.length()) {
+    if (!cache.ring() && prompt_length > info.max_positions - cache.length()) {
         throw InvalidArgument(fmt::format("prompt: has {} tokens after {}; the model's max_position_embeddings is {}",
                                           prompt_length, cache.length(), info.max_positions));
     }
@@ -112,7 +117,9 @@ Generation run(Context& context, const Model& model, KvCache& cache, std::vector
 
     const auto prefill_start = Clock::now();
     while (result.prefill_tokens < prompt_length && !cancelled()) {
-        const std::int64_t count = std::min(options.prefill_chunk, prompt_length - result.prefill_tokens);
+        const std::int64_t most =
+            cache.ring() ? std::min(options.prefill_chunk, cache.max_chunk()) : options.prefill_chunk;
+        const std::int64_t count = std::min(most, prompt_length - result.prefill_tokens);
         const bool last = result.prefill_tokens + count == prompt_length;
         const auto chunk =
             std::span(result.prompt_tokens)
@@ -138,7 +145,7 @@ Generation run(Context& context, const Model& model, KvCache& cache, std::vector
         result.reason = StopReason::max_tokens;
         if (generated() >= options.max_tokens) break;
         result.reason = StopReason::context_full;
-        if (length_before + generated() >= info.max_positions) break;
+        if (!cache.ring() && length_before + generated() >= info.max_positions) break;
         if (generated() > 0) {  // the logits of the last token are needed only now
             model.forward(context, std::span(result.tokens).last(1), cache, one_row);
             ++result.decode_steps;
@@ -173,7 +180,8 @@ Generation generate(Context& context, const Model& model, std::string_view promp
         if (tokens.empty() && info.bos_id) tokens.push_back(*info.bos_id);
         if (tokens.empty() && !info.eos_ids.empty()) tokens.push_back(info.eos_ids.front());
         if (tokens.empty()) throw InvalidArgument("prompt: is empty, and the model has no token to start from");
-        KvCache cache(model.cache_options(options.kv));
+        KvCache cache(options.window > 0 ? model.ring_options(options.window, options.sink_tokens, options.kv)
+                                         : model.cache_options(options.kv));
         return run(context, model, cache, std::move(tokens), options);
     });
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/block_rows.hpp"
+#include "engine/carver.hpp"
 #include "engine/context_impl.hpp"
 #include "engine/kv_cache_impl.hpp"
 #include "engine/parallel.hpp"
@@ -18,6 +19,10 @@ namespace {
 
 constexpr auto kBlock = static_cast<std::int64_t>(kernels::kBlockTokens);
 constexpr std::int64_t kMaxLayers = std::int64_t{1} << 20;
+constexpr std::int64_t kMostChunk = std::int64_t{1} << 40;  // sums of a ring and a chunk stay far from 2^63
+constexpr std::int64_t kMostRing = std::int64_t{1} << 47;
+
+std::int64_t count_of(std::size_t n) noexcept { return static_cast<std::int64_t>(n); }
 
 std::size_t blocks_for(std::int64_t tokens) noexcept {
     return static_cast<std::size_t>(tokens / kBlock + (tokens % kBlock != 0 ? 1 : 0));
@@ -32,9 +37,28 @@ void check_options(const KvCacheOptions& options) {
     if (options.capacity < 1) {
         throw InvalidArgument(fmt::format("KvCacheOptions: capacity is {}; it must be at least 1", options.capacity));
     }
-    if (options.sink_tokens != 0) throw Unsupported("KvCacheOptions: sink_tokens is not built yet; leave it 0");
-    if (!options.layer_windows.empty())
-        throw Unsupported("KvCacheOptions: layer_windows is not built yet; leave it empty");
+    if (options.sink_tokens < 0 || options.sink_tokens >= options.capacity) {
+        throw InvalidArgument(fmt::format("KvCacheOptions: sink_tokens is {}; allowed: 0 to {}, one less than capacity",
+                                          options.sink_tokens, options.capacity - 1));
+    }
+    if (options.max_chunk < 1 || options.max_chunk > kMostChunk) {
+        throw InvalidArgument(
+            fmt::format("KvCacheOptions: max_chunk is {}; allowed: 1 to {}", options.max_chunk, kMostChunk));
+    }
+    if (options.ring && options.capacity > kMostRing) {
+        throw InvalidArgument(
+            fmt::format("KvCacheOptions: capacity is {}; a ring's is at most {}", options.capacity, kMostRing));
+    }
+    if (!options.layer_windows.empty() && options.layer_windows.size() != static_cast<std::size_t>(options.layers)) {
+        throw InvalidArgument(
+            fmt::format("KvCacheOptions: layer_windows has {} elements; it must have one per layer, {}",
+                        options.layer_windows.size(), options.layers));
+    }
+    for (std::size_t i = 0; i < options.layer_windows.size(); ++i) {
+        if (options.layer_windows[i] >= 0 && options.layer_windows[i] <= kMostRing) continue;
+        throw InvalidArgument(fmt::format("KvCacheOptions: layer_windows[{}] is {}; allowed: 0 (none) to {}", i,
+                                          options.layer_windows[i], kMostRing));
+    }
     if (options.rotary && options.rotary->head_dim() != options.shape.head_dim) {
         throw InvalidArgument(fmt::format("KvCacheOptions: rotary is made for a head_dim of {}; the shape's is {}",
                                           options.rotary->head_dim(), options.shape.head_dim));
@@ -105,11 +129,61 @@ struct KvCache::Impl::RowScratch {
 KvCache::Impl::Impl(const KvCacheOptions& options)
     : pool(pool_of(options)),
       capacity(options.capacity),
+      ring(options.ring),
+      sink_tokens(options.sink_tokens),
+      max_chunk(options.max_chunk),
       rotary(options.rotary),
-      transform{{options.key_centre.begin(), options.key_centre.end()}, options.hadamard_keys},
-      layers(static_cast<std::size_t>(options.layers)) {}
+      transform(std::make_shared<const KeyTransform>(
+          KeyTransform{{options.key_centre.begin(), options.key_centre.end()}, options.hadamard_keys})),
+      layers(static_cast<std::size_t>(options.layers)) {
+    for (std::size_t i = 0; i < layers.size(); ++i) layers[i] = layer_of(options, i);
+}
+
+KvCache::Impl::Layer KvCache::Impl::layer_of(const KvCacheOptions& options, std::size_t index) noexcept {
+    Layer layer;
+    layer.sinks = options.sink_tokens;
+    if (options.ring) layer.window = options.capacity - options.sink_tokens;
+    const std::int64_t window = options.layer_windows.empty() ? 0 : options.layer_windows[index];
+    if (window > 0 && window <= layer.window) {  // a local layer sees no sinks
+        layer.sinks = 0;
+        layer.window = window;
+    }
+    layer.held_from = layer.sinks;
+    if (layer.forgets()) layer.blocks = BlockTable(count_of(blocks_for(layer.sinks)));
+    return layer;
+}
+
+KvCache::Impl::Impl(const Impl& parent, std::nullptr_t)
+    : pool(parent.pool),
+      capacity(parent.capacity),
+      ring(parent.ring),
+      sink_tokens(parent.sink_tokens),
+      max_chunk(parent.max_chunk),
+      rotary(parent.rotary),
+      transform(parent.transform),
+      layers(parent.layers.size()) {
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+        const Layer& from = parent.layers[i];
+        layers[i].blocks = from.blocks;
+        layers[i].length = from.length;
+        layers[i].sinks = from.sinks;
+        layers[i].window = from.window;
+        layers[i].held_from = from.held_from;
+    }
+    for (Layer& layer : layers) {  // from here on nothing can fail
+        while (layer.blocks.end() > count_of(blocks_for(layer.length))) layer.blocks.pop_back();
+        layer.blocks.for_each([&](const Block& block) noexcept { pool->impl().share(block); });
+    }
+}
 
 KvCache::Impl::~Impl() { reset(); }
+
+KvCache::Impl::AppendScratch KvCache::Impl::append_scratch(const Context::Impl& context, std::int64_t head_dim,
+                                                           std::int64_t rotary_dim, std::int64_t tokens) noexcept {
+    const auto floats = [](std::size_t count) noexcept { return saturating_product(count, sizeof(float)); };
+    return {floats(static_cast<std::size_t>(std::min(tokens, kRoundTokens) * rotary_dim)),
+            floats(context.executor->worker_slots() * kernels::kPanelTokens * static_cast<std::size_t>(head_dim))};
+}
 
 const KvCache::Impl::Layer& KvCache::Impl::layer(std::size_t index) const {
     if (index >= layers.size()) {
@@ -124,35 +198,127 @@ std::int64_t KvCache::Impl::length() const noexcept {
     return least;
 }
 
-void KvCache::Impl::take_blocks(std::span<Layer> these, std::int64_t tokens) {
-    std::vector<Block> taken;
-    std::size_t missing = 0;
-    for (Layer& layer : these) {
-        const std::size_t needed = blocks_for(layer.length + tokens);
-        if (needed <= layer.blocks.size()) continue;
-        missing += needed - layer.blocks.size();
-        layer.blocks.reserve(std::max(needed, layer.blocks.capacity() < needed ? 2 * layer.blocks.capacity() : 0));
+std::int64_t KvCache::Impl::most_blocks(const Layer& layer, std::int64_t max_chunk) noexcept {
+    if (!layer.forgets()) return Layer::kUnbounded;
+    // those of the sinks, of the window before a chunk and of the chunk, which begin and end inside a block
+    return count_of(blocks_for(layer.sinks)) + (layer.window + max_chunk) / kBlock + 2;
+}
+
+void KvCache::Impl::forget(Layer& layer, std::int64_t committed) noexcept {
+    const std::int64_t from = layer.resident_from(committed);
+    if (from <= layer.held_from) return;
+    layer.held_from = from;
+    while (layer.blocks.front() < layer.blocks.end() && (layer.blocks.front() + 1) * kBlock <= from) {
+        const Block block = layer.blocks.pop_front();
+        if (block.shared() || layer.spare.size() == layer.spare.capacity()) {
+            pool->impl().give_back(block);
+        } else {
+            layer.spare.push_back(block);
+        }
     }
-    if (missing == 0) return;
-    taken.resize(missing);
-    pool->impl().take(taken);
-    auto next = taken.begin();
-    for (Layer& layer : these) {  // from here on nothing can fail
-        for (std::size_t needed = blocks_for(layer.length + tokens); layer.blocks.size() < needed;) {
-            layer.blocks.push_back(*next++);
+}
+
+std::int64_t KvCache::Impl::own_blocks(const Layer& layer, std::int64_t from, std::int64_t to) noexcept {
+    std::int64_t own = 0;
+    for (std::int64_t b = from; b < to; ++b) own += layer.blocks[b].shared() ? 0 : 1;
+    return own;
+}
+
+std::int64_t KvCache::Impl::new_blocks(const Layer& layer, std::int64_t tokens) noexcept {
+    const std::int64_t end = count_of(blocks_for(layer.length + tokens));
+    const std::int64_t first = layer.length / kBlock;
+    const std::int64_t there = std::max(std::min(end, layer.blocks.end()), first);
+    return std::max<std::int64_t>(end - layer.blocks.end(), 0) + there - first - own_blocks(layer, first, there);
+}
+
+void KvCache::Impl::take_spare(Layer& layer, std::int64_t count) {
+    if (count <= 0) return;
+    const std::size_t had = layer.spare.size();
+    layer.spare.resize(had + static_cast<std::size_t>(count));
+    try {
+        pool->impl().take(std::span(layer.spare).subspan(had));
+    } catch (...) {
+        layer.spare.resize(had);
+        throw;
+    }
+    // the pool hands out neighbours in ascending order, and the last spare one is used first
+    std::reverse(layer.spare.begin() + static_cast<std::ptrdiff_t>(had), layer.spare.end());
+}
+
+void KvCache::Impl::make_room(Layer& layer, std::int64_t tokens, std::int64_t committed) {
+    const std::int64_t end = count_of(blocks_for(layer.length + tokens));
+    // What is to be forgotten is used again, once all that can fail is done.
+    const std::int64_t from = layer.resident_from(committed);
+    const std::int64_t kept = std::clamp(from / kBlock, layer.blocks.front(), layer.blocks.end());
+    const std::int64_t freed = from > layer.held_from ? own_blocks(layer, layer.blocks.front(), kept) : 0;
+    layer.blocks.reserve(end);
+    take_spare(layer, new_blocks(layer, tokens) - freed - static_cast<std::int64_t>(layer.spare.size()));
+    layer.spare.reserve(layer.spare.size() + static_cast<std::size_t>(freed));
+
+    forget(layer, committed);  // from here on nothing can fail
+    const auto next = [&]() noexcept {
+        const Block block = layer.spare.back();
+        layer.spare.pop_back();
+        pool->impl().renew(block);
+        return block;
+    };
+    for (std::int64_t b = layer.length / kBlock; b < end; ++b) {
+        if (b == layer.blocks.end()) {
+            layer.blocks.push_back(next());
+        } else if (layer.blocks[b].shared()) {
+            const Block own = next();
+            pool->impl().copy(layer.blocks[b], own);
+            pool->impl().give_back(std::exchange(layer.blocks[b], own));
         }
     }
 }
 
 void KvCache::Impl::reserve(std::int64_t tokens) {
     if (tokens < 0) throw InvalidArgument(fmt::format("reserve: tokens is {}; it must not be negative", tokens));
-    for (const Layer& layer : layers) {
-        if (tokens > capacity - layer.length) {
-            throw OutOfMemory(fmt::format("reserve: {} tokens after {} exceed the cache's capacity of {}", tokens,
-                                          layer.length, capacity));
+    for (const Layer& layer : layers) check_length("reserve", layer, tokens);
+    // Layers that lack something take it one by one; what they have got is theirs to use even if a later one fails, but
+    // given back then: all of it or none.
+    std::size_t done = 0;
+    std::vector<std::int64_t> taken(layers.size());
+    try {
+        for (; done < layers.size(); ++done) {
+            Layer& layer = layers[done];
+            const std::int64_t fresh = new_blocks(layer, tokens);
+            const auto spare = static_cast<std::int64_t>(layer.spare.size());
+            std::int64_t missing = fresh - spare;
+            std::int64_t end = count_of(blocks_for(layer.length + tokens));
+            if (layer.forgets() && missing > 0) {
+                // Blocks of its own are used again when their tokens are forgotten; shared ones are not, but whole ones
+                // of sinks stay what they are.
+                const std::int64_t most = most_blocks(layer, max_chunk);
+                const std::int64_t whole = std::min(layer.blocks.pinned(), layer.length / kBlock);
+                const std::int64_t sinks = whole - own_blocks(layer, 0, whole);
+                const std::int64_t own = own_blocks(layer, 0, layer.blocks.pinned()) +
+                                         own_blocks(layer, layer.blocks.front(), layer.blocks.end());
+                missing = std::min(most - sinks, own + fresh) - own - spare;
+                end = std::min(end, layer.blocks.front() + most);
+                layer.spare.reserve(static_cast<std::size_t>(own + spare + std::max<std::int64_t>(missing, 0)));
+            }
+            if (end > layer.blocks.end()) layer.blocks.reserve(end);
+            take_spare(layer, missing);
+            taken[done] = std::max<std::int64_t>(missing, 0);
         }
+    } catch (...) {
+        for (std::size_t i = 0; i < done; ++i) {
+            for (; taken[i] > 0; --taken[i]) {
+                pool->impl().give_back(layers[i].spare.back());
+                layers[i].spare.pop_back();
+            }
+        }
+        throw;
     }
-    take_blocks(layers, tokens);
+}
+
+void KvCache::Impl::check_length(const char* what, const Layer& layer, std::int64_t tokens) const {
+    const std::int64_t most = ring ? Layer::kMostTokens : std::min(capacity, Layer::kMostTokens);
+    if (tokens <= most - layer.length) return;
+    throw OutOfMemory(
+        fmt::format("{}: {} tokens after {} exceed the cache's capacity of {}", what, tokens, layer.length, most));
 }
 
 void KvCache::Impl::append(Context& context, std::size_t index, const InputTensor<3>& keys,
@@ -168,26 +334,30 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
     check_extent("values", 1, values.extents[1], keys.extents[1], "the number of keys");
     check_extent("values", 2, values.extents[2], shape.value_dim, "the cache's value_dim");
     const std::int64_t tokens = keys.extents[1];
-    if (tokens > capacity - layer.length) {
-        throw OutOfMemory(fmt::format("append: {} tokens after {} exceed the cache's capacity of {}", tokens,
-                                      layer.length, capacity));
-    }
+    check_length("append", layer, tokens);
     if (tokens == 0) return;
-    if (!rotary && !transform.changes_keys()) {
-        take_blocks(std::span(&layer, 1), tokens);
+    const std::int64_t committed = layer.forgets() ? length() : 0;
+    if (layer.forgets() && tokens > max_chunk - (layer.length - committed)) {
+        throw InvalidArgument(
+            fmt::format("append: {} tokens, {} ahead of the cache's length; a layer that forgets "
+                        "may be ahead by max_chunk, {}",
+                        tokens, layer.length - committed, max_chunk));
+    }
+    if (!rotary && !transform->changes_keys()) {
+        make_room(layer, tokens, committed);
         pack(context, layer, keys, values, 0, tokens, nullptr);
     } else {
         Context::Impl& impl = context.impl();
-        const auto half = rotary ? static_cast<std::size_t>(rotary->rotary_dim()) / 2 : 0;
+        const std::int64_t turned = rotary ? rotary->rotary_dim() : 0;
+        const auto half = static_cast<std::size_t>(turned) / 2;
         const auto round = static_cast<std::size_t>(std::min(tokens, kRoundTokens));
-        const auto head_dim = static_cast<std::size_t>(shape.head_dim);
+        const AppendScratch bytes = append_scratch(impl, shape.head_dim, turned, tokens);
         auto workspace = impl.workspaces.lend();
         RowScratch scratch{};
-        scratch.cosine = workspace->rows.ensure_floats(2 * round * half);
+        scratch.cosine = reinterpret_cast<float*>(workspace->rows.ensure(bytes.tables));
         scratch.sine = scratch.cosine + round * half;
-        scratch.rows =
-            workspace->workers.ensure_floats(impl.executor->worker_slots() * kernels::kPanelTokens * head_dim);
-        take_blocks(std::span(&layer, 1), tokens);
+        scratch.rows = reinterpret_cast<float*>(workspace->workers.ensure(bytes.workers));
+        make_room(layer, tokens, committed);
         for (std::int64_t first = 0; first < tokens; first += kRoundTokens) {
             const std::int64_t last = std::min(tokens, first + kRoundTokens);
             const std::int64_t elements = (last - first) * shape.kv_heads * (shape.head_dim + shape.value_dim);
@@ -234,7 +404,7 @@ void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor
                 kernels.rotate({dense + i * layout.head_dim, 1, layout.head_dim, half, scratch->cosine + place,
                                 scratch->sine + place, interleaved});
             }
-            transform.apply(kernels, head, dense, rows, layout.head_dim);
+            transform->apply(kernels, head, dense, rows, layout.head_dim);
             const auto stride = static_cast<std::ptrdiff_t>(layout.head_dim);
             write_keys(kernels, layout, {dense, kernels::ElementType::f32, stride, 1, rows, layout.head_dim},
                        block.keys(head), lane + done);
@@ -249,7 +419,7 @@ void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor
         const std::int64_t tokens = std::min(end, block_begin + kBlock) - from;
         const auto count = static_cast<std::size_t>(tokens);
         const auto lane = static_cast<std::size_t>(from - block_begin);
-        const Block& block = layer.blocks[block_index];
+        const Block& block = layer.blocks[count_of(block_index)];
         const auto row_head = static_cast<std::int64_t>(head);
         const std::int64_t row = from - layer.length;
         // Reads go by whole panels: a panel begun here and not filled is cleared first. What no token holds weighs -0,
@@ -270,21 +440,58 @@ void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor
                  (last - first) * shape.kv_heads * (shape.head_dim + shape.value_dim), pack_block);
 }
 
-void KvCache::Impl::shorten(std::size_t index, std::int64_t length) noexcept {
-    layers[index].length = std::min(layers[index].length, length);
+void KvCache::Impl::shorten(Layer& layer, std::int64_t length) const noexcept {
+    if (length >= layer.length) return;
+    layer.length = length;
+    // A shared block would have to be copied before it is written to, for nothing where no token is left in it.
+    while (layer.blocks.end() > count_of(blocks_for(length)) && layer.blocks[layer.blocks.end() - 1].shared()) {
+        pool->impl().give_back(layer.blocks.pop_back());
+    }
+}
+
+void KvCache::Impl::truncate(std::int64_t to) {
+    if (to < 0 || to > length()) {
+        throw InvalidArgument(fmt::format("truncate: length is {}; allowed: 0 to {}", to, length()));
+    }
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+        const Layer& layer = layers[i];
+        if (to <= layer.sinks || layer.held_from <= layer.resident_from(to)) continue;
+        throw WouldForget(
+            fmt::format("truncate: at {} tokens layer {} would hold the positions from {} on; it has "
+                        "forgotten those before {}",
+                        to, i, layer.resident_from(to), layer.held_from));
+    }
+    for (Layer& layer : layers) {
+        if (to <= layer.sinks && layer.held_from > layer.sinks) {  // nothing is left but sinks
+            while (layer.blocks.front() < layer.blocks.end()) pool->impl().give_back(layer.blocks.pop_front());
+            layer.blocks.drop_queue();
+            layer.held_from = layer.sinks;
+        }
+        layer.length = to;
+        while (layer.blocks.end() > count_of(blocks_for(to))) pool->impl().give_back(layer.blocks.pop_back());
+    }
+}
+
+void KvCache::Impl::take_back(std::int64_t to) noexcept {
+    // Exact: what a layer forgets it forgets by the length of all.
+    for (Layer& layer : layers) shorten(layer, to);
 }
 
 void KvCache::Impl::reset() noexcept {
     for (Layer& layer : layers) {
         // in descending order: the pool hands out the last returned first, and ascending blocks are contiguous
-        for (std::size_t i = layer.blocks.size(); i-- > 0;) pool->impl().give_back(layer.blocks[i]);
+        for (const Block& block : layer.spare) pool->impl().give_back(block);
+        layer.spare.clear();
+        layer.blocks.for_each([&](const Block& block) noexcept { pool->impl().give_back(block); });
         layer.blocks.clear();
         layer.length = 0;
+        layer.held_from = layer.sinks;
     }
 }
 
 KvCache::KvCache(const KvCacheOptions& options)
     : impl_(with_memory_errors("KvCache", [&] { return std::make_unique<Impl>(options); })) {}
+KvCache::KvCache(std::unique_ptr<Impl> impl) noexcept : impl_(std::move(impl)) {}
 KvCache::~KvCache() = default;
 KvCache::KvCache(KvCache&&) noexcept = default;
 KvCache& KvCache::operator=(KvCache&&) noexcept = default;
@@ -300,13 +507,34 @@ void KvCache::append(Context& context, std::size_t layer, const InputTensor<3>& 
 std::int64_t KvCache::length() const noexcept { return impl_->length(); }
 std::int64_t KvCache::length(std::size_t layer) const { return impl_->layer(layer).length; }
 
-void KvCache::discard_unfinished() noexcept {
-    const std::int64_t length = impl_->length();
-    for (std::size_t i = 0; i < impl_->layers.size(); ++i) impl_->shorten(i, length);
+void KvCache::discard_unfinished() noexcept { impl_->take_back(impl_->length()); }
+void KvCache::truncate(std::int64_t length) { impl_->truncate(length); }
+KvCache KvCache::fork() const {
+    return with_memory_errors("KvCache::fork", [&] { return KvCache(std::make_unique<Impl>(*impl_, nullptr)); });
+}
+void KvCache::reorder(std::span<KvCache> caches, std::span<const std::size_t> parents) {
+    if (parents.size() != caches.size()) {
+        throw InvalidArgument(fmt::format("reorder: parents has {} elements; it must have one per cache, {}",
+                                          parents.size(), caches.size()));
+    }
+    for (std::size_t i = 0; i < parents.size(); ++i) {
+        if (parents[i] < caches.size()) continue;
+        throw InvalidArgument(
+            fmt::format("reorder: parents[{}] is {}; allowed: 0 to {}", i, parents[i], caches.size() - 1));
+    }
+    with_memory_errors("KvCache::reorder", [&] {
+        std::vector<KvCache> next;
+        next.reserve(caches.size());
+        for (const std::size_t parent : parents) next.push_back(caches[parent].fork());
+        for (std::size_t i = 0; i < caches.size(); ++i) caches[i] = std::move(next[i]);
+    });
 }
 
 void KvCache::reset() noexcept { impl_->reset(); }
 std::int64_t KvCache::capacity() const noexcept { return impl_->capacity; }
+bool KvCache::ring() const noexcept { return impl_->ring; }
+std::int64_t KvCache::sink_tokens() const noexcept { return impl_->sink_tokens; }
+std::int64_t KvCache::max_chunk() const noexcept { return impl_->max_chunk; }
 std::size_t KvCache::layers() const noexcept { return impl_->layers.size(); }
 const KvShape& KvCache::shape() const noexcept { return impl_->pool->shape(); }
 const std::optional<Rotary>& KvCache::rotary() const noexcept { return impl_->rotary; }
@@ -315,13 +543,15 @@ const std::shared_ptr<BlockPool>& KvCache::pool() const noexcept { return impl_-
 std::size_t KvCache::used_bytes() const noexcept {
     const std::size_t token_bytes = impl_->pool->block_bytes() / kernels::kBlockTokens;
     std::size_t tokens = 0;
-    for (const Impl::Layer& layer : impl_->layers) tokens += static_cast<std::size_t>(layer.length);
+    for (const Impl::Layer& layer : impl_->layers) tokens += static_cast<std::size_t>(layer.held());
     return tokens * token_bytes;
 }
 
 std::size_t KvCache::reserved_bytes() const noexcept {
     std::size_t blocks = 0;
-    for (const Impl::Layer& layer : impl_->layers) blocks += layer.blocks.size();
+    for (const Impl::Layer& layer : impl_->layers) {
+        blocks += static_cast<std::size_t>(layer.blocks.count()) + layer.spare.size();
+    }
     return blocks * impl_->pool->block_bytes();
 }
 
@@ -341,13 +571,18 @@ void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTenso
         throw InvalidArgument(fmt::format("read_back: positions {} to {} are not all held; the layer holds 0 to {}",
                                           first, first + count, layer.length));
     }
+    if (std::max(first, layer.sinks) < std::min(first + count, layer.held_from)) {
+        throw WouldForget(
+            fmt::format("read_back: positions {} to {} are not all held; the layer has forgotten {} to {}", first,
+                        first + count, layer.sinks, layer.held_from));
+    }
     const kernels::BlockLayout layout = impl_->pool->impl().layout();
-    const bool transformed = impl_->transform.changes_keys();
+    const bool transformed = impl_->transform->changes_keys();
     std::vector<double> row;
     if (transformed) with_memory_errors("KvCache::read_back", [&] { row.resize(layout.head_dim); });
     const FloatEnvironment environment;  // narrowing rounds
     for (std::int64_t i = 0; i < count; ++i) {
-        const Block& block = layer.blocks[static_cast<std::size_t>((first + i) / kBlock)];
+        const Block& block = layer.blocks[(first + i) / kBlock];
         const auto token = static_cast<std::size_t>((first + i) % kBlock);
         for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
             const auto kv_head = static_cast<std::size_t>(head);
@@ -355,7 +590,7 @@ void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTenso
             for (std::size_t d = 0; transformed && d < layout.head_dim; ++d) {
                 row[d] = static_cast<double>(read_key(layout, block.keys(kv_head), token, d));
             }
-            if (transformed) impl_->transform.undo(kv_head, row.data(), layout.head_dim);
+            if (transformed) impl_->transform->undo(kv_head, row.data(), layout.head_dim);
             for (std::size_t d = 0; d < layout.head_dim; ++d) {
                 store_element(
                     keys.data, keys.dtype, key + static_cast<std::int64_t>(d) * keys.strides[2],
@@ -372,13 +607,19 @@ void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTenso
 
 std::size_t KvCache::estimate_bytes(const KvCacheOptions& options, std::int64_t tokens) {
     check_options(options);
-    if (tokens < 0 || tokens > options.capacity) {
+    if (tokens < 0 || (!options.ring && tokens > options.capacity)) {
         throw InvalidArgument(
             fmt::format("estimate_bytes: tokens is {}; allowed: 0 to the capacity of {}", tokens, options.capacity));
     }
+    std::size_t blocks = 0;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(options.layers); ++i) {
+        const Impl::Layer layer = Impl::layer_of(options, i);
+        blocks = saturating_sum(
+            blocks,
+            std::min(blocks_for(tokens), static_cast<std::size_t>(Impl::most_blocks(layer, options.max_chunk))));
+    }
     std::size_t bytes = 0;
-    if (__builtin_mul_overflow(blocks_for(tokens), block_bytes_of(options.shape), &bytes) ||
-        __builtin_mul_overflow(bytes, static_cast<std::size_t>(options.layers), &bytes)) {
+    if (__builtin_mul_overflow(blocks, block_bytes_of(options.shape), &bytes)) {
         throw OutOfMemory(fmt::format("estimate_bytes: {} tokens need more bytes than 64 bits can count", tokens));
     }
     return bytes;

@@ -89,14 +89,22 @@ KvCacheOptions Model::cache_options(const KvTypes& types) const {
     return cache_options_of(impl_->decoder.config(), types);
 }
 
+KvCacheOptions Model::ring_options(std::int64_t window, std::int64_t sink_tokens, const KvTypes& types) const {
+    KvCacheOptions options = cache_options(types);
+    options.ring = true;
+    options.capacity = window;
+    options.sink_tokens = sink_tokens;
+    return options;
+}
+
 void Model::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache,
                     const OutputTensor<2>& logits) const {
     const KvCacheOptions wanted = cache_options(cache.shape().types());
     if (!(cache.shape() == wanted.shape) || static_cast<std::int64_t>(cache.layers()) != wanted.layers) {
         throw InvalidArgument("forward: the cache is of another shape than the model's cache_options()");
     }
-    if (cache.rotary()) {
-        throw InvalidArgument("forward: the cache rotates keys, which the model does itself; make it without a rotary");
+    if (!(cache.rotary() == wanted.rotary)) {
+        throw InvalidArgument("forward: the cache has another rotary description than the model's cache_options()");
     }
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         if (tokens[i] < 0 || tokens[i] >= info().vocab_size) {
@@ -115,7 +123,11 @@ void Model::forward(Context& context, std::span<const std::int32_t> tokens, KvCa
             throw InvalidArgument("logits: rows must be dense (stride 1) and at least vocab_size apart");
         }
     }
-    if (cache.length() > info().max_positions || count > info().max_positions - cache.length()) {
+    if (cache.ring() && count > cache.max_chunk()) {
+        throw InvalidArgument(
+            fmt::format("forward: {} tokens; a ring takes at most max_chunk, {}, at once", count, cache.max_chunk()));
+    }
+    if (!cache.ring() && (cache.length() > info().max_positions || count > info().max_positions - cache.length())) {
         throw InvalidArgument(fmt::format("forward: {} tokens after {} exceed max_position_embeddings of {}", count,
                                           cache.length(), info().max_positions));
     }

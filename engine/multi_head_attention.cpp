@@ -248,7 +248,7 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<2>& x, KvCa
             attend(context, std::span(&query, 1), options);
             impl_->project_output(context.impl(), *workspace, a, one_y);
         } catch (...) {
-            cache.impl().shorten(layer, held);
+            cache.impl().take_back(layer, held);
             throw;
         }
     });

@@ -39,11 +39,10 @@ inline void rms_norm(const kernels::RmsNorm& a) noexcept {
     }
 }
 
-/// Both pairings compute a pair by these, and so give it the same bits.
-HEADLONG_INLINE F32 rotated_x(F32 x, F32 y, F32 cosine, F32 sine) noexcept {
-    return fma(x, cosine, broadcast(0.0F) - y * sine);
-}
-HEADLONG_INLINE F32 rotated_y(F32 x, F32 y, F32 cosine, F32 sine) noexcept { return fma(y, cosine, x * sine); }
+/// Both pairings compute a pair by these, and so give it the same bits. Rounded thrice, on every set: a saved cache of
+/// rotated keys has the same bytes whichever wrote it.
+HEADLONG_INLINE F32 rotated_x(F32 x, F32 y, F32 cosine, F32 sine) noexcept { return x * cosine - y * sine; }
+HEADLONG_INLINE F32 rotated_y(F32 x, F32 y, F32 cosine, F32 sine) noexcept { return y * cosine + x * sine; }
 
 inline void rotate_halves(float* first, const kernels::Rotate& a) noexcept {
     float* second = first + a.half;

@@ -1,6 +1,7 @@
 // The command line as others use it: exit codes, one-line errors, and the JSON that programs rely on.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -566,7 +567,67 @@ TEST_F(CommandLineTest, GenerateKeepsKeysAndValuesInTheTypesAskedFor) {
     }
 }
 
+TEST_F(CommandLineTest, SavedCachesGoOnAsIfNothingHadBeen) {
+    const std::string file = "'" + testing::TempDir() + "headlong_command_line.kv'";
+    for (const std::string flags : {"", "--kv int8 --window 40 --sink-tokens 4"}) {
+        const auto generated = [&](const std::string& arguments) {
+            const Result result = run("generate --json --ignore-eos " + flags + " " + arguments);
+            EXPECT_EQ(result.code, 0) << result.err;
+            return json::parse(result.out, nullptr, false);
+        };
+        const json whole = generated("-p 'It is a truth' -n 60");
+        const json first = generated("-p 'It is a truth' -n 25 --save-cache " + file);
+        json tokens = first["tokens"];
+        const json rest = generated("-p '' -n 35 --load-cache " + file);
+        for (const json& token : rest["tokens"]) tokens.push_back(token);
+        EXPECT_EQ(tokens, whole["tokens"]) << flags;
+        const json more = generated("-p ' and then' -n 5 --load-cache " + file + " --save-cache " + file);
+        EXPECT_EQ(more["tokens"].size(), 5U);
+        expect_bad_call("generate -p a --kv f16 --load-cache " + file, {"key_type"});
+    }
+    expect_bad_call("generate -p a --load-cache /nowhere.kv", {"/nowhere.kv"});
+    expect_bad_call("generate -p a -n 1 --save-cache /nowhere/a.kv", {"/nowhere/a.kv"});
+    std::filesystem::remove(testing::TempDir() + "headlong_command_line.kv");
+}
+
+TEST_F(CommandLineTest, PerplexityComparesTypesOfCaches) {
+    const std::string path = testing::TempDir() + "headlong_perplexity.txt";
+    {
+        std::ofstream text(path);
+        for (int i = 0; i < (emulated() ? 2 : 20); ++i) {
+            text << "Emma was very glad to see them, and they walked about the room together. She had not been long "
+                    "there.\n";
+        }
+    }
+    const auto measured = [&](const std::string& arguments) {
+        const Result result = run("perplexity --json '" + path + "' " + arguments);
+        EXPECT_EQ(result.code, 0) << result.err;
+        return json::parse(result.out, nullptr, false);
+    };
+    const json windows = measured("--kv int8,f16:int4");
+    ASSERT_EQ(windows["rows"].size(), 3U) << "f32 is computed too";
+    EXPECT_EQ(windows["rows"][0]["kv"], "f32");
+    EXPECT_EQ(windows["rows"][0]["difference"], 0.0);
+    for (const json& row : windows["rows"]) {
+        EXPECT_GT(row["perplexity"].get<double>(), 1.0);
+        EXPECT_LT(row["perplexity"].get<double>(), 100.0);
+        EXPECT_NEAR(row["difference"].get<double>(), 0.0, 0.1);
+        EXPECT_NEAR(std::exp(row["loss"].get<double>()), row["perplexity"].get<double>(), 1e-9);
+    }
+    // a ring that holds all of the text sees what one pass without a ring would
+    const json ring = measured("--window 100000 --sink-tokens 4");
+    const json small = measured("--window 16 --sink-tokens 4");
+    EXPECT_GT(small["rows"][0]["loss"].get<double>(), ring["rows"][0]["loss"].get<double>());
+    expect_bad_call("perplexity '" + path + "' --sink-tokens 4", {"--sink-tokens", "--window"});
+    expect_bad_call("perplexity '" + path + "' --window 4 --sink-tokens 4", {"--sink-tokens is 4"});
+    expect_bad_call("perplexity /nowhere.txt", {"/nowhere.txt"});
+    expect_bad_call("perplexity", {"paths"});
+    std::filesystem::remove(path);
+}
+
 TEST_F(CommandLineTest, GenerateRefusesBadCalls) {
+    expect_bad_call("generate -p a --sink-tokens 4", {"--sink-tokens", "--window"});
+    expect_bad_call("generate -p a --window 4 --sink-tokens 4", {"--sink-tokens is 4"});
     expect_bad_call("generate -p a --kv int2", {"--kv is 'int2'", "no type", "f32, f16, bf16, int8 and int4"});
     expect_bad_call("generate -p a --kv f16,f32", {"--kv is 'f16,f32'", "a list"});
     expect_bad_call("profile --kv int2", {"--kv is 'int2'", "no type", "f32, f16, bf16, int8 and int4"});

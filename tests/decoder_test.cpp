@@ -503,9 +503,9 @@ TEST_F(DecoderFolderTest, BadCallsLeaveTheCache) {
     KvCache wrong(other);
     EXPECT_THROW(model.forward(context_, tokens, wrong, {}), InvalidArgument);
     other = model.cache_options();
-    other.rotary.emplace(RotaryOptions{.head_dim = 6});
-    KvCache rotates(other);
-    EXPECT_THROW(model.forward(context_, tokens, rotates, {}), InvalidArgument) << "keys would be rotated twice";
+    other.rotary.reset();
+    KvCache unrotated(other);
+    EXPECT_THROW(model.forward(context_, tokens, unrotated, {}), InvalidArgument) << "nobody would rotate the keys";
     EXPECT_EQ(cache.length(), 3);
     KvCache half = cache_for(model);  // a step that a caller left half done
     const std::vector<float> rows(2 * 6);

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <stop_token>
@@ -16,6 +17,7 @@
 #include <headlong/model.hpp>
 
 #include "tests/support/isas.hpp"
+#include "tests/support/random.hpp"
 #include "tests/support/shared_data.hpp"
 
 namespace headlong::test {
@@ -297,6 +299,53 @@ TEST_F(GenerationModelTest, CachesOfOtherTypes) {
     }
     options.kv = {KvType::f32, static_cast<KvType>(5)};
     EXPECT_THROW(run(options, prompt), InvalidArgument);
+}
+
+TEST_F(GenerationModelTest, ARingGivesTheSameTextWhateverTheChunks) {
+    std::string prompt;
+    for (int i = 0; i < (emulated() ? 8 : 30); ++i)
+        prompt += "It is a truth universally acknowledged, that a single man ";
+    GenerateOptions options;
+    options.max_tokens = emulated() ? 20 : 150;
+    options.ignore_eos = true;
+    options.window = 70;
+    options.sink_tokens = 4;
+    for (const KvTypes& types : {KvTypes{}, KvTypes{KvType::int8, KvType::int8}, KvTypes{KvType::f16, KvType::int4}}) {
+        options.kv = types;
+        options.prefill_chunk = 512;
+        const Generation whole = run(options, prompt);
+        EXPECT_EQ(static_cast<std::int64_t>(whole.tokens.size()), options.max_tokens);
+        for (const std::int64_t chunk : {1, 7, 64}) {
+            options.prefill_chunk = chunk;
+            EXPECT_EQ(run(options, prompt).tokens, whole.tokens) << "chunks of " << chunk;
+        }
+    }
+    options.sink_tokens = 70;
+    EXPECT_THROW(run(options, prompt), InvalidArgument);
+}
+
+TEST_F(GenerationModelTest, ALongStreamThroughARingTakesNoMoreMemory) {
+    // HEADLONG_RING_TOKENS=200000 for as many
+    const char* asked = std::getenv("HEADLONG_RING_TOKENS");
+    const std::int64_t tokens = asked != nullptr ? std::atoll(asked) : emulated() ? 200 : 20000;
+    KvCache cache(model_.ring_options(emulated() ? 64 : 4096, 4, {KvType::int8, KvType::int8}));
+    constexpr std::int64_t kChunk = 64;
+    const std::int64_t vocab = model_.info().vocab_size;
+    std::vector<float> logits(static_cast<std::size_t>(vocab));
+    Random random(seed_or(3));
+    HEADLONG_TRACE_SEED(random);
+    std::size_t full = 0;
+    for (std::int64_t done = 0; done < tokens; done += kChunk) {
+        std::vector<std::int32_t> chunk;
+        for (std::int64_t i = 0; i < kChunk; ++i) {
+            chunk.push_back(static_cast<std::int32_t>(random.integer(0, vocab - 1)));
+        }
+        model_.forward(context_, chunk, cache, OutputTensor<2>::dense(logits.data(), {1, vocab}));
+        for (const float logit : logits) ASSERT_TRUE(std::isfinite(logit)) << "after " << done + kChunk;
+        if (done + kChunk == tokens / kChunk / 2 * kChunk) full = cache.pool()->reserved_bytes();
+    }
+    EXPECT_GT(full, 0U);
+    EXPECT_EQ(cache.pool()->reserved_bytes(), full) << "from half-way on memory is constant";
 }
 
 TEST_F(GenerationModelTest, SeveralTextsAtOnce) {

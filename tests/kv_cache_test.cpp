@@ -440,13 +440,6 @@ TEST(KvCacheTest, BadArgumentsAreNamed) {
     shape.value_type = static_cast<KvType>(255);
     refused_options(options_of(shape), ErrorCode::invalid_argument, "value_type is 255");
     options = options_of(kShape);
-    options.sink_tokens = 4;
-    refused_options(options, ErrorCode::unsupported, "sink_tokens");
-    const std::int64_t window = 100;
-    options = options_of(kShape);
-    options.layer_windows = std::span(&window, 1);
-    refused_options(options, ErrorCode::unsupported, "layer_windows");
-    options = options_of(kShape);
     options.pool = std::make_shared<BlockPool>(KvShape{.kv_heads = 1, .head_dim = 1, .value_dim = 1});
     refused_options(options, ErrorCode::invalid_argument, "another shape");
 }

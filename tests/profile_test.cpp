@@ -99,7 +99,6 @@ TEST(ProfileLogTest, WorkOfTheEmbeddedModelIsCounted) {
     expect_work(prefill, Operation::embedding, 0, 5 * 192 * 2);
     expect_work(prefill, Operation::norm, 4 * 192 * (5 * 12 + 2), 13 * 192 * 4);
     expect_work(prefill, Operation::projection, 6 * 2 * kWeights * 5, 6 * kWeights * 2);
-    expect_work(prefill, Operation::rotary, 6 * 3 * (192 + 64) * 5, 0);
     expect_work(prefill, Operation::append, 0, 6 * 5 * 2 * 64 * 4);
     expect_work(prefill, Operation::attention, 6 * 4 * 6 * 32 * (1 + 2 + 3 + 4 + 5), 6 * 5 * 2 * 64 * 4);
     expect_work(prefill, Operation::activation, 6 * 5 * 512 * 5, 0);
@@ -141,10 +140,10 @@ TEST(ProfileLogTest, OperationsComeInOrder) {
     KvCache cache(model.cache_options());
     CollectingLog log;
     forward(*context, model, cache, {1, 2}, 1, &log);
-    std::vector<std::pair<Operation, std::int64_t>> want{{reserve, -1}, {embedding, -1}, {rotary, -1}};
+    std::vector<std::pair<Operation, std::int64_t>> want{{reserve, -1}, {embedding, -1}};
     for (std::int64_t layer = 0; layer < kLayers; ++layer) {
-        for (const Operation operation : {norm, projection, projection, projection, rotary, append, attention,
-                                          projection, norm, projection, projection, activation, projection}) {
+        for (const Operation operation : {norm, projection, projection, projection, append, attention, projection, norm,
+                                          projection, projection, activation, projection}) {
             want.emplace_back(operation, layer);
         }
     }
@@ -262,7 +261,7 @@ TEST(ProfileExecutorTest, SegmentsFollowEachOtherWithoutGapsOrAllocations) {
     EXPECT_EQ(executor->dropped_tasks(), 0U);
     const std::vector<tools::Segment>& segments = recorder.kept_segments();
     EXPECT_EQ(segments.size(), recorder.segments());
-    ASSERT_EQ(segments.size(), 3U + 13U * kLayers + 2U + 2U) << "one before forward(), one after";
+    ASSERT_EQ(segments.size(), 2U + 12U * kLayers + 2U + 2U) << "one before forward(), one after";
     tools::Clock::duration sum{};
     for (tools::Kind kind = 0; kind < tools::kKinds; ++kind) {
         sum += recorder.totals(kind).time + recorder.totals(kind).waiting;

@@ -52,11 +52,28 @@ struct GenerateArguments {
     std::string weights;      ///< a type; empty = as the file stores them
     std::string isa;          ///< a name; empty = the context's choice
     std::size_t threads = 0;  ///< 0 = as many as this process may use
+    std::int64_t window = 0;  ///< of a ring cache; 0 = none
+    std::int64_t sink_tokens = 0;
+    std::string save_cache;  ///< a file to write at the end; empty = none
+    std::string load_cache;  ///< a file to go on from; empty = none
     bool json = false;
 };
 
 /// Continues a prompt with a model, token by token.
 int run_generate(const GenerateArguments& arguments);
+
+struct PerplexityArguments {
+    std::vector<std::string> paths;  ///< the text, or a model's folder and the text
+    std::string kv = "f32";          ///< types of caches; f32 is always computed, to compare with
+    std::int64_t window = 0;         ///< of a ring cache; 0 = windows of 512 tokens, each on its own
+    std::int64_t sink_tokens = 0;
+    std::string isa;          ///< a name; empty = the context's choice
+    std::size_t threads = 0;  ///< 0 = as many as this process may use
+    bool json = false;
+};
+
+/// How well a model foretells a text, by type of cache.
+int run_perplexity(const PerplexityArguments& arguments);
 
 struct ProfileArguments {
     std::string model;                          ///< a folder; empty = the embedded model
@@ -67,6 +84,8 @@ struct ProfileArguments {
     std::string isa;                            ///< a name; empty = the context's choice
     std::size_t threads = 0;                    ///< 0 = as many as this process may use
     std::string trace;                          ///< a file to write; empty = none
+    std::int64_t window = 0;                    ///< of a ring cache; 0 = none
+    std::int64_t sink_tokens = 0;
     bool json = false;
 };
 

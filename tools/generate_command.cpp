@@ -4,11 +4,14 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stop_token>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -17,6 +20,7 @@
 #include <headlong/model.hpp>
 
 #include "engine/mapped_file.hpp"
+#include "engine/output_file.hpp"
 #include "tools/commands.hpp"
 #include "tools/embedded_model.hpp"
 #include "tools/measure/contexts.hpp"
@@ -71,6 +75,41 @@ std::string read_prompt(const std::string& path) {
     return text;
 }
 
+/// From a saved cache on, to a saved one. Attached to it are the text's tokens: the last ones, of which the cache holds
+/// nothing yet, are computed first when it goes on.
+Generation generate_with_files(Context& context, const Model& model, const std::string& prompt,
+                               const GenerateOptions& options, const GenerateArguments& arguments) {
+    KvCache cache(options.window > 0 ? model.ring_options(options.window, options.sink_tokens, options.kv)
+                                     : model.cache_options(options.kv));
+    std::vector<std::int32_t> tokens;  // of the whole text
+    if (!arguments.load_cache.empty()) {
+        const std::vector<std::byte> attached = cache.restore(arguments.load_cache);
+        tokens.resize(attached.size() / sizeof(std::int32_t));
+        if (attached.size() % sizeof(std::int32_t) != 0 || static_cast<std::int64_t>(tokens.size()) < cache.length()) {
+            throw BadFile(fmt::format("--load-cache {}: {} tokens are in the cache, {} bytes of tokens attached",
+                                      arguments.load_cache, cache.length(), attached.size()));
+        }
+        std::memcpy(tokens.data(), attached.data(), attached.size());
+    }
+    const auto held = static_cast<std::size_t>(cache.length());
+    const std::vector<std::int32_t> more = model.tokenizer().encode(prompt, arguments.load_cache.empty());
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    const ModelInfo& info = model.info();
+    if (tokens.empty() && info.bos_id) tokens.push_back(*info.bos_id);
+    if (tokens.empty() && !info.eos_ids.empty()) tokens.push_back(info.eos_ids.front());
+    if (tokens.size() == held) {
+        throw InvalidArgument(
+            "-p: is empty, and the cache holds all of its text: there is nothing to go on from; give some text");
+    }
+    if (!arguments.save_cache.empty()) static_cast<void>(OutputFile(arguments.save_cache));  // can it be written?
+    const Generation result = generate(context, model, cache, std::span(tokens).subspan(held), options);
+    if (!arguments.save_cache.empty()) {
+        tokens.insert(tokens.end(), result.tokens.begin(), result.tokens.end());
+        cache.save(arguments.save_cache, std::as_bytes(std::span(tokens)));
+    }
+    return result;
+}
+
 double rate(std::int64_t tokens, double seconds) { return seconds > 0.0 ? static_cast<double>(tokens) / seconds : 0.0; }
 
 }  // namespace
@@ -83,12 +122,15 @@ int run_generate(const GenerateArguments& arguments) {
     ContextOptions context_options = context_options_of(arguments.isa);
     context_options.threads = arguments.threads;
     const KvTypes types = parse_kv_pair("--kv", arguments.kv);
+    check_ring("--window", "--sink-tokens", arguments.window, arguments.sink_tokens);
     static_cast<void>(Sampler(arguments.sampling));  // refused before a model is loaded
     Context context(context_options);
     const Model model = load_model(context, arguments.model, model_options);
 
     GenerateOptions options;
     options.kv = types;
+    options.window = arguments.window;
+    options.sink_tokens = arguments.sink_tokens;
     options.max_tokens = arguments.max_tokens;
     options.sampling = arguments.sampling;
     options.ignore_eos = arguments.ignore_eos;
@@ -107,7 +149,9 @@ int run_generate(const GenerateArguments& arguments) {
             if (tokens < all) fmt::print(stderr, "{} of {} tokens of the prompt", tokens, all);
         };
     }
-    const Generation result = generate(context, model, prompt, options);
+    const Generation result = arguments.save_cache.empty() && arguments.load_cache.empty()
+                                  ? generate(context, model, prompt, options)
+                                  : generate_with_files(context, model, prompt, options, arguments);
 
     const double prefill = rate(result.prefill_tokens, result.prefill_seconds);
     const double decode = rate(result.decode_steps, result.decode_seconds);

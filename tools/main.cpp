@@ -36,6 +36,8 @@ constexpr const char* kExamples = R"(Examples:
                                       continue a text with the embedded model
   headlong bench attention --preset Qwen3-8B
                                       how near attention comes to what this machine can do
+  headlong perplexity text.txt --kv int8
+                                      what a smaller cache costs of a model's quality
   headlong profile                    where the time of a model's layers goes
   headlong memory Llama-3.1-8B -d 8192
                                       what a cache of 8192 tokens needs
@@ -63,6 +65,20 @@ Examples:
   headlong generate -p "Mr. Bennet looked out of the window and" -n 96
   headlong generate models/llama -p "Once" --temperature 0.8 --top-p 0.9 --seed 7
   headlong generate --prompt-file letter.txt --stop "THE END" --json
+  headlong generate -p "Once" -n 20000 --ignore-eos --kv int8 --window 4096 --sink-tokens 4
+  headlong generate -p "Once" -n 50 --save-cache story.kv
+  headlong generate --load-cache story.kv -n 50
+
+Exit codes: 0 done, 2 a bad call or input.)";
+
+constexpr const char* kPerplexityExamples =
+    R"(Reads the text in windows of 512 tokens, each from an empty cache, or with --window all of it through one ring. f32 is
+computed too, and the others are compared with it.
+
+Examples:
+  headlong perplexity text.txt --kv f16,int8,int4
+  headlong perplexity models/llama text.txt --kv int8:f16
+  headlong perplexity text.txt --window 256 --sink-tokens 4 --json
 
 Exit codes: 0 done, 2 a bad call or input.)";
 
@@ -114,6 +130,18 @@ void add_isa_and_threads(CLI::App* command, Arguments& arguments) {
     command->add_option("--threads", arguments.threads, "Threads; as many as this process may use if not given")
         ->type_name("N")
         ->check(CLI::Range(1, 4096).description(""));
+}
+
+template <class Arguments>
+void add_ring(CLI::App* command, Arguments& arguments) {
+    CLI::Option* const window =
+        command->add_option("--window", arguments.window, "A ring cache of so many tokens: a text of any length")
+            ->type_name("N")
+            ->check(CLI::PositiveNumber.description(""));
+    command->add_option("--sink-tokens", arguments.sink_tokens, "First tokens of the text that stay in the ring")
+        ->type_name("N")
+        ->check(CLI::NonNegativeNumber.description(""))
+        ->needs(window);
 }
 
 void add_kv(CLI::App* command, std::string& types, const char* description) {
@@ -177,9 +205,30 @@ void add_generate(CLI::App& app, Chosen& chosen) {
         ->add_option("--weights", generate->weights,
                      "How linear layers store their weights: f32, f16, bf16, int8; as the file does if not given")
         ->type_name("TYPE");
+    add_ring(command, *generate);
+    command->add_option("--load-cache", generate->load_cache, "Go on from where a saved cache ends")->type_name("F");
+    command->add_option("--save-cache", generate->save_cache, "Save the cache to this file at the end")->type_name("F");
     add_isa_and_threads(command, *generate);
     command->add_flag("--json", generate->json, "Print JSON at the end instead of text");
     choose(command, generate, run_generate, chosen);
+}
+
+void add_perplexity(CLI::App& app, Chosen& chosen) {
+    const auto perplexity = std::make_shared<PerplexityArguments>();
+    CLI::App* const command =
+        app.add_subcommand("perplexity", "Measure how well a model foretells a text, by type of cache");
+    command->footer(kPerplexityExamples);
+    command->add_option("paths", perplexity->paths, "A model folder (the embedded model if not given), and the text")
+        ->type_name("[MODEL_DIR] FILE")
+        ->required()
+        ->expected(1, 2);
+    command->add_option("--kv", perplexity->kv, "Types of caches, or keys:values: f32, f16, bf16, int8, int4")
+        ->type_name("TYPES")
+        ->capture_default_str();
+    add_ring(command, *perplexity);
+    add_isa_and_threads(command, *perplexity);
+    command->add_flag("--json", perplexity->json, "Print JSON");
+    choose(command, perplexity, run_perplexity, chosen);
 }
 
 void add_profile(CLI::App& app, Chosen& chosen) {
@@ -199,6 +248,7 @@ void add_profile(CLI::App& app, Chosen& chosen) {
         ->type_name("N");
     command->add_flag("--layers", profile->layers, "Show each layer, too");
     add_kv(command, profile->kv, "Type of the cache, or keys:values: f32, f16, bf16, int8, int4");
+    add_ring(command, *profile);
     add_isa_and_threads(command, *profile);
     command->add_option("--trace", profile->trace, "Write a trace of every operation and task to this file")
         ->type_name("FILE");
@@ -246,6 +296,7 @@ int run(int argc, char** argv) {
     add_info(app, chosen);
     add_verify(app, chosen);
     add_generate(app, chosen);
+    add_perplexity(app, chosen);
     add_profile(app, chosen);
     add_memory(app, chosen);
     add_bench(app, chosen);

@@ -6,6 +6,7 @@
 
 #include "engine/attention/call.hpp"
 #include "engine/float_environment.hpp"
+#include "engine/kv_cache_impl.hpp"
 
 namespace headlong {
 namespace {
@@ -175,18 +176,20 @@ void attend(Context& context, std::span<const CachedQuery> queries, const Attent
     with_memory_errors("attend", [&] {
         auto workspace = context.impl().workspaces.lend();
         const CallLists lists = lists_in(*workspace, queries.size(), 0);
-        std::int64_t rows = 0;
         for (std::size_t i = 0; i < queries.size(); ++i) {
             const CachedQuery& q = queries[i];
             set_cached(q, options, i, lists.sequences[i]);
             set_rows(q.query, q.output, q.lse, lists.sequences[i]);
-            rows += q.query.extents[1];
         }
         AttentionProblem problem = problem_of(options, shape, true);
         problem.sequences = lists.sequences;
+        for (std::size_t i = 0; i < queries.size(); ++i) {
+            check_held(problem, lists.sequences[i], queries[i].cache->impl().layer(queries[i].layer).held_from);
+        }
         const std::optional<Rotary>& rotary = queries.front().cache->rotary();
         tabulate_queries(context.impl(), rotary, lists.sequences,
-                         workspace->rows.ensure_floats(rotary_floats(rotary, rows)), problem);
+                         workspace->rows.ensure_floats(rotary_floats(rotary, lists.sequences)), problem);
+        gather_families(context.impl(), problem, lists.sequences);
         run_or_cancel(context, *workspace, problem, "attend");
     });
 }

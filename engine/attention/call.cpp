@@ -6,6 +6,7 @@
 #include <memory>
 #include <numbers>
 #include <type_traits>
+#include <utility>
 
 #include "engine/carver.hpp"
 #include "engine/float_environment.hpp"
@@ -338,6 +339,8 @@ CallShape check_cached_queries(std::span<const CachedQuery> queries, const Atten
         const Lengths lengths{q.query.extents[1], q.cache->length(q.layer)};
         lengths_of_call.add(lengths);
         check_own_mask(options, q.mask, shape, lengths);
+        check_ring_mask(q.mask, *q.cache, q.layer);
+        check_ring_mask(options.mask, *q.cache, q.layer);
     }
     check_shape(shape);
     check_options(options, shape, queries.size(), lengths_of_call.longest());
@@ -347,11 +350,24 @@ CallShape check_cached_queries(std::span<const CachedQuery> queries, const Atten
     return shape;
 }
 
+void check_plain_layer(const char* name, const KvCache& cache, std::size_t index) {
+    const KvCache::Impl::Layer& layer = cache.impl().layer(index);
+    if (layer.sinks == 0 && !layer.forgets()) return;
+    throw Unsupported(
+        fmt::format("{}: is a ring, or has sink_tokens or a window in layer {}; this call takes caches "
+                    "without",
+                    name, index));
+}
+
 void set_blocks(const KvCache& cache, std::size_t layer, Sequence& sequence) {
-    sequence.blocks = cache.impl().layer(layer).blocks.data();
+    const KvCache::Impl::Layer& held = cache.impl().layer(layer);
+    sequence.blocks = &held.blocks;
+    sequence.sinks = held.sinks;
+    sequence.window = held.window;
+    sequence.last_place = cache.impl().last_place();
     sequence.key_type = stored_type(cache.shape().key_type);
     sequence.value_type = stored_type(cache.shape().value_type);
-    const KeyTransform& transform = cache.impl().transform;
+    const KeyTransform& transform = *cache.impl().transform;
     if (transform.changes_keys()) sequence.transform = &transform;
 }
 
@@ -360,6 +376,28 @@ void set_cached(const CachedQuery& query, const AttentionOptions& options, std::
     sequence.query = input_rows(query.query);
     set_blocks(*query.cache, query.layer, sequence);
     apply_options(options, index, {query.query.extents[1], layer.length}, query.mask, sequence);
+}
+
+void check_held(const AttentionProblem& problem, const Sequence& sequence, std::int64_t held_from) {
+    if (held_from <= sequence.sinks || sequence.kv_end <= sequence.sinks) return;
+    // The first row that sees keys at all sees the oldest ones.
+    const std::int64_t row = std::max(sequence.sinks - sequence.offset, std::int64_t{0});
+    if (row >= sequence.q_len) return;
+    const std::int64_t position = row + sequence.offset;
+    const Range keys = visible_keys(problem, sequence, position);
+    if (keys.empty() || keys.begin >= held_from) return;
+    throw WouldForget(
+        fmt::format("query: row {} stands at position {} and sees the keys from {} on; the layer has "
+                    "forgotten those before {}",
+                    row, position, keys.begin, held_from));
+}
+
+void check_ring_mask(const std::optional<AttentionMask>& mask, const KvCache& cache, std::size_t index) {
+    const KvCache::Impl::Layer& layer = cache.impl().layer(index);
+    if (!mask || layer.held_from <= layer.sinks || mask->keys == AttentionMask::Keys::last_q) return;
+    if (mask->rank >= 1 && mask->rank <= 4 && mask->extents[mask->rank - 1] == 1) return;
+    throw Unsupported(
+        "mask: keys is all; over a layer that has forgotten positions it must be last_q, or have an extent of 1");
 }
 
 namespace {
@@ -388,9 +426,15 @@ CallLists lists_in(Workspace& workspace, std::size_t sequences, std::size_t page
     return lists;
 }
 
-std::size_t rotary_floats(const std::optional<Rotary>& rotary, std::int64_t rows) noexcept {
-    if (!rotary) return 0;
-    return saturating_product(static_cast<std::size_t>(rotary->rotary_dim()), static_cast<std::size_t>(rows));
+std::size_t rotary_floats(const std::optional<Rotary>& rotary, std::span<const Sequence> sequences) noexcept {
+    std::size_t floats = 0;
+    for (const Sequence& sequence : sequences) {
+        if (!rotary) break;
+        const std::size_t tables = sequence.sinks > 0 ? 2 : 1;
+        floats = saturating_sum(floats, saturating_product(tables * static_cast<std::size_t>(rotary->rotary_dim()),
+                                                           static_cast<std::size_t>(sequence.q_len)));
+    }
+    return floats;
 }
 
 void tabulate_queries(Context::Impl& context, const std::optional<Rotary>& rotary, std::span<Sequence> sequences,
@@ -400,15 +444,26 @@ void tabulate_queries(Context::Impl& context, const std::optional<Rotary>& rotar
     problem.rotary_half = half;
     problem.rotary_interleaved = rotary->pairing() == RotaryPairing::interleaved;
     for (Sequence& sequence : sequences) {
-        float* cosine = memory;
-        float* sine = memory + half * sequence.q_len;
-        memory += 2 * half * sequence.q_len;
+        const std::int64_t floats = half * sequence.q_len;
+        const bool sinks = sequence.sinks > 0;
+        float* cosine = std::exchange(memory, memory + floats);
+        float* sine = std::exchange(memory, memory + floats);
+        float* sink_cosine = std::exchange(memory, memory + (sinks ? floats : 0));
+        float* sink_sine = std::exchange(memory, memory + (sinks ? floats : 0));
         sequence.cosine = cosine;
         sequence.sine = sine;
-        parallel_for(*context.executor, static_cast<std::size_t>(sequence.q_len), 2 * half * sequence.q_len,
+        if (sinks) {
+            sequence.sink_cosine = sink_cosine;
+            sequence.sink_sine = sink_sine;
+        }
+        parallel_for(*context.executor, static_cast<std::size_t>(sequence.q_len), 2 * floats,
                      [&](std::size_t i, std::size_t) noexcept {
                          const auto row = static_cast<std::int64_t>(i);
-                         rotary->tabulate(row + sequence.offset, cosine + row * half, sine + row * half);
+                         const std::int64_t position = row + sequence.offset;
+                         rotary->tabulate(position, cosine + row * half, sine + row * half);
+                         if (!sinks) return;
+                         rotary->tabulate(std::min(position, sequence.last_place), sink_cosine + row * half,
+                                          sink_sine + row * half);
                      });
     }
 }

@@ -94,10 +94,18 @@ bool writes_nothing(std::span<const Query> queries) noexcept {
     }
     return true;
 }
-/// Sets where a sequence's keys and values lie in a cache.
+/// Throws Unsupported if a layer has sinks or forgets.
+void check_plain_layer(const char* name, const KvCache& cache, std::size_t layer);
+/// Sets where a sequence's keys and values lie in a cache, and which of them there are.
 void set_blocks(const KvCache& cache, std::size_t layer, Sequence& sequence);
 /// Sets everything of a sequence but where it writes to. A layer without tokens has no blocks to point to.
 void set_cached(const CachedQuery& query, const AttentionOptions& options, std::size_t index, Sequence& sequence);
+
+/// Throws WouldForget if a query of the sequence sees a key that its layer no longer holds.
+void check_held(const AttentionProblem& problem, const Sequence& sequence, std::int64_t held_from);
+
+/// Throws Unsupported for a mask over all keys of a layer that no longer holds them all.
+void check_ring_mask(const std::optional<AttentionMask>& mask, const KvCache& cache, std::size_t layer);
 
 /// Room for a call's lists in the workspace, so that a call that was made before allocates nothing.
 struct CallLists {
@@ -113,8 +121,8 @@ inline Page page_of(const InputTensor<3>& key, const InputTensor<3>& value, std:
     return {input_rows(key), input_rows(value), begin, begin + key.extents[1]};
 }
 
-/// Floats that rotary tables for `rows` query rows take.
-std::size_t rotary_floats(const std::optional<Rotary>& rotary, std::int64_t rows) noexcept;
+/// Floats that rotary tables for the rows of all queries take.
+std::size_t rotary_floats(const std::optional<Rotary>& rotary, std::span<const Sequence> sequences) noexcept;
 /// Fills the tables of all sequences (queries stand at position i + offset) in `memory`, and points to them.
 void tabulate_queries(Context::Impl& context, const std::optional<Rotary>& rotary, std::span<Sequence> sequences,
                       float* memory, AttentionProblem& problem);

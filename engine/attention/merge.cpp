@@ -181,7 +181,8 @@ void check_shared_prefix(const KvCache& prefix, std::span<const CachedQuery> que
                         "bottom_right, {}",
                         static_cast<int>(options.alignment), static_cast<int>(Alignment::bottom_right)));
     }
-    static_cast<void>(prefix.length(first.layer));
+    check_plain_layer("prefix", prefix, first.layer);
+    for (const CachedQuery& q : queries) check_plain_layer("CachedQuery: cache", *q.cache, q.layer);
     const auto check_keys = [](const std::optional<AttentionMask>& mask) {
         if (mask && mask->keys != AttentionMask::Keys::last_q) {
             throw InvalidArgument("mask: keys is all; over a shared prefix it must be last_q");

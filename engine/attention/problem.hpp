@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <stop_token>
 
-#include "engine/block_pool.hpp"
+#include "engine/block_table.hpp"
 #include "engine/context_impl.hpp"
 #include "engine/key_transform.hpp"
 #include "engine/rows.hpp"
@@ -32,6 +33,9 @@ struct MaskRows {
     std::int64_t first_key = 0;
 };
 
+/// Further than any position.
+inline constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
+
 /// One sequence: its queries, where its keys and values lie, and which of them each query may see.
 struct Sequence {
     InputRows query;
@@ -40,14 +44,22 @@ struct Sequence {
     const std::int64_t* positions = nullptr;  ///< ... or at positions[i]
     const float* cosine = nullptr;  ///< [q_len][rotary_dim / 2]: queries are rotated first; null: they are not
     const float* sine = nullptr;
+    const float* sink_cosine = nullptr;  ///< the same for what meets the sinks
+    const float* sink_sine = nullptr;
 
-    std::int64_t kv_len = 0;        ///< live keys
-    std::int64_t kv_end = 0;        ///< of them, those from here on are allowed to no query
-    const Block* blocks = nullptr;  ///< of a cache's layer, of these types, or ...
+    std::int64_t kv_len = 0;             ///< live keys
+    std::int64_t kv_end = 0;             ///< of them, those from here on are allowed to no query
+    std::int64_t sinks = 0;              ///< the keys [0, sinks) are folded on their own, first, ...
+    std::int64_t last_place = kForever;  ///< ... and are met by a query at this position at most
+    std::int64_t window = kForever;      ///< of the other keys, a query sees the last so many, its own included
+    const BlockTable* blocks = nullptr;  ///< of a cache's layer, of these types, or ...
     kernels::StoredType key_type = kernels::StoredType::f32;
     kernels::StoredType value_type = kernels::StoredType::f32;
     const KeyTransform* transform = nullptr;  ///< of the cache's keys; null: none
-    std::span<const Page> pages;              ///< ... plain memory
+    std::int64_t family = 1;  ///< sequences, from this one on, that have the keys [0, shared) in the same blocks; 0:
+                              ///< an earlier one counts this one
+    std::int64_t shared = 0;  ///< whole spans, and all sinks
+    std::span<const Page> pages;  ///< ... plain memory
     MaskRows mask;
 
     OutputRows output;        ///< base is null if not wanted
@@ -80,6 +92,22 @@ struct AttentionProblem {
 /// Positions, offsets and windows are clamped to this: so far out a query sees all keys of a side, or none, and sums
 /// of three stay in 64 bits.
 inline constexpr std::int64_t kFarPosition = std::int64_t{1} << 60;
+
+/// Keys [begin, end); empty if begin >= end.
+struct Range {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+    bool empty() const noexcept { return begin >= end; }
+};
+
+/// Keys, sinks aside, that a query at a position may see, by causality, windows and length; and sinks.
+Range visible_keys(const AttentionProblem& problem, const Sequence& sequence, std::int64_t position) noexcept;
+Range visible_sinks(const AttentionProblem& problem, const Sequence& sequence, std::int64_t position) noexcept;
+
+/// Finds sequences that share blocks (forks), and puts them next to each other as families: keys that several have are
+/// read once for the queries of all.
+void gather_families(const Context::Impl& context, const AttentionProblem& problem,
+                     std::span<Sequence> sequences) noexcept;
 
 /// Computes outputs, lse and states. Returns false if the stop token asked for an end. Throws what the memory resource
 /// throws.

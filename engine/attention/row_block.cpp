@@ -58,6 +58,8 @@ Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
       threads(static_cast<std::int64_t>(context.executor->concurrency())),
       longest(0),
       block_positions(1),
+      family_rows(0),
+      family_positions(1),
       units(0),
       packs(false),
       key_codes(false),
@@ -76,16 +78,22 @@ Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
         }
         masked = masked || sequence.mask.base != nullptr;
     }
+    for (const Sequence& sequence : p.sequences) {
+        if (sequence.family == 1) continue;
+        family_positions = std::max(family_positions, sequence.q_len);
+        family_rows = std::max(family_rows, sequence.family * sequence.q_len * heads_per_kv_head);
+    }
     if (longest == 0 || heads_per_kv_head == 0) return;
     block_positions = std::clamp<std::int64_t>(kRowBlock / heads_per_kv_head, 1, longest);
     count_units();
     // Smaller row blocks where there would not be four for every thread, which even out what causality and other
     // programs make uneven; then the spans are split.
-    while (threads > 1 && units * p.kv_heads < 4 * threads && block_rows() > kRowTile && block_positions > 1) {
+    while (threads > 1 && block_positions >= 2 * family_positions && units * p.kv_heads < 4 * threads &&
+           block_rows() > kRowTile && block_positions > 1) {
         block_positions = ceil_div(block_positions, 2);
         count_units();
     }
-    packs = packs || (halves && block_rows() >= kWideningRows);
+    packs = packs || (halves && most_rows() >= kWideningRows);
 }
 
 void Plan::count_units() noexcept {
@@ -94,7 +102,7 @@ void Plan::count_units() noexcept {
 }
 
 Scratch::Scratch(const Plan& plan, Carver& carver) noexcept {
-    const std::size_t rows = size(plan.block_rows());
+    const std::size_t rows = size(plan.most_rows());
     const std::size_t pitch = plan.layout.columns();
     query = carver.take<float>(rows * plan.layout.head_dim);
     total = take_states(carver, rows, pitch);
@@ -103,7 +111,7 @@ Scratch::Scratch(const Plan& plan, Carver& carver) noexcept {
     sink = take_states(carver, 1, pitch);
     scores = carver.take<float>(size(kRowTile) * kScoreStride);
     ranges = carver.take<kernels::TokenRange>(size(kRowTile));
-    begun = carver.take<bool>(size(ceil_div(plan.block_rows(), kRowTile)));
+    begun = carver.take<bool>(size(ceil_div(plan.most_rows(), kRowTile)));
     slopes = carver.take<float>(size(kRowTile));
     positions = carver.take<float>(size(kRowTile));
     bias = carver.take<float>(plan.masked ? size(kRowTile) * kScoreStride : 0);
@@ -114,16 +122,30 @@ Scratch::Scratch(const Plan& plan, Carver& carver) noexcept {
     weight_codes = carver.take<std::int16_t>(plan.value_codes ? size(kRowTile) * kScoreStride : 0);
 }
 
-void RowBlock::load_query() const noexcept {
+void RowBlock::load_query_for(const SpanList& spans, std::int64_t n) const noexcept {
+    const bool sinks = is_sink_span(spans[n]);
+    if (n > 0 && is_sink_span(spans[n - 1]) == sinks) return;
+    if (n > 0 && sequence_.cosine == nullptr) return;  // the rows are the same
+    load_query(sinks);
+}
+
+void RowBlock::load_query(bool sinks) const noexcept {
     const AttentionProblem& problem = plan_.problem;
     const std::size_t depth = plan_.layout.head_dim;
-    const bool rotates = sequence_.cosine != nullptr;
-    for (std::int64_t g = 0; g < plan_.heads_per_kv_head; ++g) {
-        plan_.kernels.scale_rows(
-            {sequence_.query.rows(kv_head_ * plan_.heads_per_kv_head + g, first_row_, positions_, depth),
-             rotates ? 1.0F : problem.factor, scratch_.query + size(g) * depth, size(plan_.heads_per_kv_head) * depth});
+    const std::int64_t group = plan_.heads_per_kv_head;
+    for (std::int64_t m = 0; m < members_; ++m) {
+        const Sequence& sequence = (&sequence_)[m];
+        float* const query = scratch_.query + size(m * member_rows()) * depth;
+        const bool rotates = sequence.cosine != nullptr;
+        for (std::int64_t g = 0; g < group; ++g) {
+            plan_.kernels.scale_rows({sequence.query.rows(kv_head_ * group + g, first_row_, positions_, depth),
+                                      rotates ? 1.0F : problem.factor, query + size(g) * depth, size(group) * depth});
+        }
+        if (rotates) {
+            rotate_query(query, sinks ? sequence.sink_cosine : sequence.cosine,
+                         sinks ? sequence.sink_sine : sequence.sine);
+        }
     }
-    if (rotates) rotate_query();
     if (sequence_.blocks != nullptr && sequence_.transform != nullptr) transform_query();
     if (sequence_.blocks != nullptr && kernels::has_codes(sequence_.key_type)) {
         plan_.kernels.quantise_rows(
@@ -145,56 +167,87 @@ void RowBlock::transform_query() const noexcept {
     if (sequence_.transform->hadamard) plan_.kernels.hadamard({scratch_.query, depth, rows(), depth});
 }
 
-void RowBlock::rotate_query() const noexcept {
+void RowBlock::rotate_query(float* rows, const float* cosine, const float* sine) const noexcept {
     const AttentionProblem& problem = plan_.problem;
     const std::size_t depth = plan_.layout.head_dim;
     // Rotated as rows of their own would be, and only then scaled: the same bits either way.
     for (std::int64_t i = 0; i < positions_; ++i) {
         const std::int64_t angles = (first_row_ + i) * problem.rotary_half;
-        plan_.kernels.rotate({.row = scratch_.query + size(i * plan_.heads_per_kv_head) * depth,
+        plan_.kernels.rotate({.row = rows + size(i * plan_.heads_per_kv_head) * depth,
                               .heads = size(plan_.heads_per_kv_head),
                               .head_stride = depth,
                               .half = size(problem.rotary_half),
-                              .cosine = sequence_.cosine + angles,
-                              .sine = sequence_.sine + angles,
+                              .cosine = cosine + angles,
+                              .sine = sine + angles,
                               .interleaved = problem.rotary_interleaved});
     }
     plan_.kernels.scale_rows(
-        {{scratch_.query, kernels::ElementType::f32, static_cast<std::ptrdiff_t>(depth), 1, rows(), depth},
+        {{rows, kernels::ElementType::f32, static_cast<std::ptrdiff_t>(depth), 1, size(member_rows()), depth},
          problem.factor,
-         scratch_.query,
+         rows,
          depth});
 }
 
-Range RowBlock::keys_of(std::int64_t query_row) const noexcept {
-    const AttentionProblem& problem = plan_.problem;
-    const std::int64_t position = position_of(query_row);
-    Range keys{0, sequence_.kv_end};
+namespace {
+
+/// What causality, windows and length of the call leave of all keys.
+Range allowed_keys(const AttentionProblem& problem, const Sequence& sequence, std::int64_t position) noexcept {
+    Range keys{0, sequence.kv_end};
     if (problem.causal) keys.end = std::min(keys.end, position + 1);
     if (problem.window_left >= 0) keys.begin = std::max(keys.begin, position - problem.window_left);
     if (problem.window_right >= 0) keys.end = std::min(keys.end, position + problem.window_right + 1);
+    return keys;
+}
+
+}  // namespace
+
+Range visible_keys(const AttentionProblem& problem, const Sequence& sequence, std::int64_t position) noexcept {
+    Range keys = allowed_keys(problem, sequence, position);
+    keys.begin = std::max(keys.begin, sequence.sinks);
+    if (sequence.window != kForever) keys.begin = std::max(keys.begin, position + 1 - sequence.window);
     return keys.empty() ? Range{} : keys;
 }
 
-Range RowBlock::keys_of_block() const noexcept {
-    Range all{sequence_.kv_end, 0};
-    for (std::int64_t i = 0; i < positions_; ++i) {
-        const Range keys = keys_of(first_row_ + i);
-        if (keys.empty()) continue;
-        all.begin = std::min(all.begin, keys.begin);
-        all.end = std::max(all.end, keys.end);
-    }
-    return all;
+Range visible_sinks(const AttentionProblem& problem, const Sequence& sequence, std::int64_t position) noexcept {
+    Range keys = allowed_keys(problem, sequence, position);
+    keys.end = std::min(keys.end, sequence.sinks);
+    return keys.empty() ? Range{} : keys;
 }
 
-Range RowBlock::spans() const noexcept {
-    if (keys_.empty()) return {};
-    return {keys_.begin / kSpan, ceil_div(keys_.end, kSpan)};
+Range RowBlock::keys_of(const Sequence& sequence, std::int64_t query_row, bool sinks) const noexcept {
+    const std::int64_t position = position_of(sequence, query_row);
+    Range keys =
+        sinks ? visible_sinks(plan_.problem, sequence, position) : visible_keys(plan_.problem, sequence, position);
+    keys.begin = std::max(keys.begin, bounds_.begin);
+    keys.end = std::min(keys.end, bounds_.end);
+    return keys.empty() ? Range{} : keys;
+}
+
+Range RowBlock::keys_of_block(bool sinks) const noexcept {
+    if (sinks && sequence_.sinks == 0) return {};
+    Range all{kForever, 0};
+    for (std::int64_t m = 0; m < members_; ++m) {
+        for (std::int64_t i = 0; i < positions_; ++i) {
+            const Range keys = keys_of((&sequence_)[m], first_row_ + i, sinks);
+            if (keys.empty()) continue;
+            all.begin = std::min(all.begin, keys.begin);
+            all.end = std::max(all.end, keys.end);
+        }
+    }
+    return all.empty() ? Range{} : all;
+}
+
+SpanList RowBlock::spans() const noexcept {
+    SpanList spans;
+    if (!sinks_.empty()) spans.sinks = {sinks_.begin / kSpan - kSinkSpans, ceil_div(sinks_.end, kSpan) - kSinkSpans};
+    if (!keys_.empty()) spans.others = {keys_.begin / kSpan, ceil_div(keys_.end, kSpan)};
+    return spans;
 }
 
 RowBlock::SpanBlocks RowBlock::blocks_of(std::int64_t span) const noexcept {
-    const std::int64_t span_begin = span * kSpan;
-    const Range keys{std::max(keys_.begin - span_begin, std::int64_t{0}), std::min(keys_.end - span_begin, kSpan)};
+    const std::int64_t span_begin = begin_of(span);
+    const Range& seen = is_sink_span(span) ? sinks_ : keys_;
+    const Range keys{std::max(seen.begin - span_begin, std::int64_t{0}), std::min(seen.end - span_begin, kSpan)};
     SpanBlocks blocks = sequence_.blocks != nullptr ? cached_blocks(span, keys) : packed_blocks(span_begin, keys);
     if (static_cast<std::int64_t>(rows()) >= kWideningRows) widen(blocks, keys);
     blocks.ready = true;
@@ -206,15 +259,16 @@ RowBlock::SpanBlocks RowBlock::cached_blocks(std::int64_t span, Range keys) cons
     blocks.key_type = sequence_.key_type;
     blocks.value_type = sequence_.value_type;
     for (std::int64_t b = keys.begin / kBlock; b * kBlock < keys.end; ++b) {
-        const Block& block = sequence_.blocks[span * static_cast<std::int64_t>(kSpanBlocks) + b];
+        const Block& block = (*sequence_.blocks)[begin_of(span) / kBlock + b];
         blocks.keys[b] = block.keys(size(kv_head_));
         blocks.values[b] = block.values(size(kv_head_));
         if (block.nonfinite(size(kv_head_)) != 0) blocks.nonfinite |= 1U << static_cast<unsigned>(b);
     }
     blocks.streams = true;
-    if (span + 1 < spans().end) {
-        blocks.next = sequence_.blocks[(span + 1) * static_cast<std::int64_t>(kSpanBlocks)].keys(size(kv_head_));
-    }
+    const SpanList all = spans();
+    std::int64_t after = span + 1 < all.others.end && !is_sink_span(span) ? begin_of(span + 1) : -1;
+    if (is_sink_span(span)) after = span + 1 < all.sinks.end ? begin_of(span + 1) : keys_.empty() ? -1 : keys_.begin;
+    if (after >= 0) blocks.next = (*sequence_.blocks)[after / kBlock].keys(size(kv_head_));
     return blocks;
 }
 
@@ -297,7 +351,8 @@ bool RowBlock::pack(std::int64_t position, std::int64_t count, float* block, std
 RowBlock::Tile RowBlock::tile_at(std::int64_t span, std::int64_t row) const noexcept {
     const AttentionProblem& problem = plan_.problem;
     const MaskRows& mask = sequence_.mask;
-    const std::int64_t span_begin = span * kSpan;
+    const std::int64_t span_begin = begin_of(span);
+    const bool sinks = is_sink_span(span);
     Tile tile{row, std::min(kRowTile, static_cast<std::int64_t>(rows()) - row), kSpan, 0};
     tile.masked = mask.base != nullptr && span_begin + kSpan > mask.first_key;
     // Neighbouring rows often share a row of the mask (heads of a group, a mask that broadcasts).
@@ -306,7 +361,8 @@ RowBlock::Tile RowBlock::tile_at(std::int64_t span, std::int64_t row) const noex
     std::int64_t mask_row = -1;
     for (std::int64_t r = 0; r < tile.count; ++r) {
         const std::int64_t query_row = query_row_of(row + r);
-        const Range keys = keys_of(query_row);
+        const Sequence& sequence = sequence_of(row + r);
+        const Range keys = keys_of(sequence, query_row, sinks);
         const std::int64_t begin = std::max(keys.begin - span_begin, std::int64_t{0});
         const std::int64_t end = std::min(keys.end - span_begin, kSpan);
         kernels::TokenRange range{0, 0};
@@ -338,7 +394,9 @@ RowBlock::Tile RowBlock::tile_at(std::int64_t span, std::int64_t row) const noex
         }
         if (problem.alibi_slopes != nullptr) {
             scratch_.slopes[r] = problem.alibi_slopes[head_of(row + r)] * problem.unit;
-            scratch_.positions[r] = static_cast<float>(position_of(query_row) - span_begin);
+            const std::int64_t position = position_of(sequence, query_row);
+            scratch_.positions[r] =
+                static_cast<float>((sinks ? std::min(position, sequence.last_place) : position) - span_begin);
         }
     }
     if (tile.empty()) return tile;
@@ -571,6 +629,7 @@ void RowBlock::finish(const kernels::States& states) const noexcept {
     for (std::int64_t row = 0; row < static_cast<std::int64_t>(rows()); ++row) {
         const std::int64_t head = head_of(row);
         const std::int64_t query_row = query_row_of(row);
+        const Sequence& sequence = sequence_of(row);
         const kernels::States state = rows_from(states, size(row));
         float lse = -kInfinity;
         const bool empty = *state.sum == 0.0F;
@@ -580,19 +639,20 @@ void RowBlock::finish(const kernels::States& states) const noexcept {
             plan_.kernels.merge({state, scratch_.sink, 1, plan_.layout.columns()});
             lse = problem.sink_logits[head];  // of a row without keys, exactly
         }
-        if (sequence_.lse.base != nullptr) {
+        if (sequence.lse.base != nullptr) {
             if (!empty) lse = log_sum_exp(*state.max, *state.sum);
-            *reinterpret_cast<float*>(sequence_.lse.at(head, query_row)) = lse;
+            *reinterpret_cast<float*>(sequence.lse.at(head, query_row)) = lse;
         }
-        if (sequence_.maxima != nullptr) {
-            sequence_.maxima[head * sequence_.q_len + query_row] = *state.max;
-            sequence_.sums[head * sequence_.q_len + query_row] = *state.sum;
+        if (sequence.maxima != nullptr) {
+            sequence.maxima[head * sequence.q_len + query_row] = *state.max;
+            sequence.sums[head * sequence.q_len + query_row] = *state.sum;
         }
-        const OutputRows& output = sequence_.output;
+        const OutputRows& output = sequence.output;
         if (output.base == nullptr) continue;
         if (const std::int64_t ahead = row + kRowsAhead;
             output.column_stride == 1 && ahead < static_cast<std::int64_t>(rows())) {
-            ask_to_write(output.at(head_of(ahead), query_row_of(ahead)), columns * kernels::element_bytes(output.type));
+            ask_to_write(sequence_of(ahead).output.at(head_of(ahead), query_row_of(ahead)),
+                         columns * kernels::element_bytes(output.type));
         }
         if (output.type == kernels::ElementType::f32 && output.column_stride == 1) {
             plan_.kernels.finish({state, 1, columns, reinterpret_cast<float*>(output.at(head, query_row)), 0});

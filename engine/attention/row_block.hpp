@@ -29,11 +29,26 @@ inline constexpr std::size_t kScoreStride = kernels::kSpanTokens + kernels::kPan
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 constexpr std::size_t size(std::int64_t n) noexcept { return static_cast<std::size_t>(n); }
 
-/// Keys [begin, end); empty if begin >= end.
-struct Range {
-    std::int64_t begin = 0;
-    std::int64_t end = 0;
-    bool empty() const noexcept { return begin >= end; }
+/// The number of the k-th span of sinks is k - kSinkSpans: below those of all other spans, in groups of their own.
+inline constexpr std::int64_t kSinkSpans = kGroup << 40;
+constexpr bool is_sink_span(std::int64_t span) noexcept { return span < 0; }
+/// The first position of a span.
+constexpr std::int64_t begin_of(std::int64_t span) noexcept {
+    return (is_sink_span(span) ? span + kSinkSpans : span) * kSpan;
+}
+/// Spans of a group are folded on their own.
+constexpr std::int64_t group_of(std::int64_t span) noexcept { return is_sink_span(span) ? -1 : span / kGroup; }
+
+/// Spans in the order in which they are folded: those of the sinks, then the others.
+struct SpanList {
+    Range sinks;
+    Range others;
+
+    std::int64_t count() const noexcept { return sinks.end - sinks.begin + others.end - others.begin; }
+    std::int64_t operator[](std::int64_t n) const noexcept {
+        const std::int64_t first = sinks.end - sinks.begin;
+        return n < first ? sinks.begin + n : others.begin + n - first;
+    }
 };
 
 kernels::States take_states(Carver& carver, std::size_t rows, std::size_t pitch) noexcept;
@@ -47,20 +62,24 @@ struct Plan {
     kernels::BlockLayout layout;
     std::int64_t heads_per_kv_head;
     std::int64_t threads;
-    std::int64_t longest;          ///< q_len
-    std::int64_t block_positions;  ///< positions of a row block
-    std::int64_t units;            ///< row blocks of all sequences
-    bool packs;                    ///< some sequence is of plain memory, or widened
-    bool key_codes;                ///< some sequence has keys of codes, ...
-    bool value_codes;              ///< ... or values
-    bool centred;                  ///< some sequence has keys that are centred
-    bool masked;                   ///< some sequence has a mask
+    std::int64_t longest;           ///< q_len
+    std::int64_t block_positions;   ///< positions of a row block
+    std::int64_t family_rows;       ///< of the largest family
+    std::int64_t family_positions;  ///< of its members, which are one row block each; 1 without families
+    std::int64_t units;             ///< row blocks of all sequences
+    bool packs;                     ///< some sequence is of plain memory, or widened
+    bool key_codes;                 ///< some sequence has keys of codes, ...
+    bool value_codes;               ///< ... or values
+    bool centred;                   ///< some sequence has keys that are centred
+    bool masked;                    ///< some sequence has a mask
 
     Plan(const Context::Impl& context, const AttentionProblem& problem) noexcept;
 
     /// Rows of a row block whose spans may be shared by several tasks: no more than a row tile, or one position.
     std::int64_t split_rows() const noexcept { return std::min(block_rows(), std::max(kRowTile, heads_per_kv_head)); }
     std::int64_t block_rows() const noexcept { return block_positions * heads_per_kv_head; }
+    /// Rows of the largest row block or family.
+    std::int64_t most_rows() const noexcept { return std::max(block_rows(), family_rows); }
     std::int64_t items() const noexcept {
         return static_cast<std::int64_t>(problem.sequences.size()) * problem.kv_heads;
     }
@@ -102,27 +121,40 @@ struct Scratch {
     }
 };
 
+/// Whose rows a row block has, and before which keys.
+struct Part {
+    std::int64_t item;         ///< KV head item mod kv_heads of sequence item / kv_heads
+    std::int64_t index;        ///< counts the sequence's row blocks
+    std::int64_t members = 1;  ///< sequences of a family, from this one on, whose rows follow one another
+    Range keys{0, kForever};   ///< sinks or not
+};
+
 class RowBlock {
   public:
-    /// Item i is KV head i mod kv_heads of sequence i / kv_heads; `index` counts its row blocks.
-    RowBlock(const Plan& plan, Scratch& scratch, std::int64_t item, std::int64_t index) noexcept
+    RowBlock(const Plan& plan, Scratch& scratch, const Part& part) noexcept
         : plan_(plan),
           scratch_(scratch),
-          sequence_(plan.problem.sequences[size(item / plan.problem.kv_heads)]),
-          kv_head_(item % plan.problem.kv_heads),
-          first_row_(index * plan.block_positions),
+          sequence_(plan.problem.sequences[size(part.item / plan.problem.kv_heads)]),
+          kv_head_(part.item % plan.problem.kv_heads),
+          first_row_(part.index * plan.block_positions),
           positions_(std::min(plan.block_positions, sequence_.q_len - first_row_)),
-          keys_(keys_of_block()) {}
+          members_(part.members),
+          bounds_(part.keys),
+          keys_(keys_of_block(false)),
+          sinks_(keys_of_block(true)) {}
 
     /// False past the end of a sequence that is shorter than the call's longest.
     bool exists() const noexcept { return positions_ > 0; }
-    std::size_t rows() const noexcept { return size(positions_ * plan_.heads_per_kv_head); }
-    /// The spans that some row may see, by causality, window and length.
-    Range spans() const noexcept;
+    std::size_t rows() const noexcept { return size(members_ * member_rows()); }
+    std::int64_t member_rows() const noexcept { return positions_ * plan_.heads_per_kv_head; }
+    /// The spans that some row may see, by causality, windows and length.
+    SpanList spans() const noexcept;
 
-    /// Row r is head r mod group at position r / group, so that neighbours see nearly the same keys. Rows that meet
-    /// keys of codes become codes too.
-    void load_query() const noexcept;
+    /// Loads the rows for the n-th of these spans, after the one before: to sinks a query may stand nearer.
+    void load_query_for(const SpanList& spans, std::int64_t n) const noexcept;
+    /// Row r of a member is head r mod group at position r / group, so that neighbours see nearly the same keys. Rows
+    /// that meet keys of codes become codes too.
+    void load_query(bool sinks = false) const noexcept;
 
     /// What walks a group of spans, in this order: from nothing, span by span into the scratch's group, and what no
     /// span wrote to becomes the empty state. A first span's state is stored, not folded: folding into the empty state
@@ -159,21 +191,25 @@ class RowBlock {
         bool empty() const noexcept { return first >= last; }
     };
 
-    void rotate_query() const noexcept;
+    void rotate_query(float* rows, const float* cosine, const float* sine) const noexcept;
     void transform_query() const noexcept;
     /// The head and the query row of row r.
     std::int64_t head_of(std::int64_t row) const noexcept {
         return kv_head_ * plan_.heads_per_kv_head + row % plan_.heads_per_kv_head;
     }
-    std::int64_t query_row_of(std::int64_t row) const noexcept { return first_row_ + row / plan_.heads_per_kv_head; }
-
-    std::int64_t position_of(std::int64_t query_row) const noexcept {
-        return sequence_.positions != nullptr ? sequence_.positions[query_row] : query_row + sequence_.offset;
+    std::int64_t query_row_of(std::int64_t row) const noexcept {
+        return first_row_ + row % member_rows() / plan_.heads_per_kv_head;
     }
-    /// Keys that a query row may see, by causality, window and length.
-    Range keys_of(std::int64_t query_row) const noexcept;
+    /// The sequence of row r: the members of a family lie one behind the other.
+    const Sequence& sequence_of(std::int64_t row) const noexcept { return (&sequence_)[row / member_rows()]; }
+
+    static std::int64_t position_of(const Sequence& sequence, std::int64_t query_row) noexcept {
+        return sequence.positions != nullptr ? sequence.positions[query_row] : query_row + sequence.offset;
+    }
+    /// Keys that a query row may see, by causality, windows, length and this block's part: sinks, or the others.
+    Range keys_of(const Sequence& sequence, std::int64_t query_row, bool sinks) const noexcept;
     /// Keys that some row of the block may see.
-    Range keys_of_block() const noexcept;
+    Range keys_of_block(bool sinks) const noexcept;
 
     /// The span's blocks: in place in a cache, or packed into scratch.
     SpanBlocks blocks_of(std::int64_t span) const noexcept;
@@ -212,7 +248,10 @@ class RowBlock {
     std::int64_t kv_head_;
     std::int64_t first_row_;  ///< of the sequence's query rows
     std::int64_t positions_;
-    Range keys_;  ///< that some row of the block may see
+    std::int64_t members_;
+    Range bounds_;
+    Range keys_;   ///< that some row of the block may see, sinks aside
+    Range sinks_;  ///< the sinks
 };
 
 }  // namespace headlong

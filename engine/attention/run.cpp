@@ -24,28 +24,77 @@
 namespace headlong {
 namespace {
 
+/// The fold of a row block's spans into its scratch: finished groups in `total`, the running one in `group`.
+class Fold {
+  public:
+    Fold(const Plan& plan, Scratch& scratch) noexcept : plan_(plan), scratch_(scratch) {}
+    /// Goes on with one member's rows of a family, in a scratch of that member's states.
+    Fold(const Fold& family, Scratch& scratch) noexcept
+        : plan_(family.plan_), scratch_(scratch), group_(family.group_), any_(family.any_) {}
+
+    /// Returns false if the call is to stop.
+    bool add(const RowBlock& block) noexcept {
+        const SpanList spans = block.spans();
+        for (std::int64_t n = 0; n < spans.count(); ++n) {
+            if (plan_.problem.stop.stop_requested()) return false;
+            if (group_ != kNone && group_of(spans[n]) != group_) close(block);
+            if (group_ == kNone) block.begin_group();
+            group_ = group_of(spans[n]);
+            block.load_query_for(spans, n);
+            block.fold_span(spans[n]);
+        }
+        return true;
+    }
+    void finish(const RowBlock& block) noexcept {
+        if (group_ != kNone) close(block);
+        if (!any_) make_empty(scratch_.total, block.rows());
+        block.finish(scratch_.total);
+    }
+
+  private:
+    void close(const RowBlock& block) noexcept {
+        block.end_group();
+        if (any_) {
+            plan_.kernels.merge({scratch_.total, scratch_.group, block.rows(), plan_.layout.columns()});
+        } else {
+            std::swap(scratch_.total, scratch_.group);
+        }
+        any_ = true;
+        group_ = kNone;
+    }
+
+    static constexpr std::int64_t kNone = -2;  // no group's number
+    const Plan& plan_;
+    Scratch& scratch_;
+    std::int64_t group_ = kNone;  ///< the running one
+    bool any_ = false;            ///< `total` holds something
+};
+
 /// One row block through all its spans.
 void walk(const Plan& plan, Scratch& scratch, std::int64_t item, std::int64_t index) noexcept {
-    const RowBlock block(plan, scratch, item, index);
-    block.load_query();
-    const Range spans = block.spans();
-    if (spans.empty()) make_empty(scratch.total, block.rows());
-    for (std::int64_t span = spans.begin; span < spans.end;) {
-        const bool first_group = span == spans.begin;
-        const std::int64_t group_end = std::min((span / kGroup + 1) * kGroup, spans.end);
-        block.begin_group();
-        for (; span < group_end; ++span) {
-            if (plan.problem.stop.stop_requested()) return;
-            block.fold_span(span);
-        }
-        block.end_group();
-        if (first_group) {
-            std::swap(scratch.total, scratch.group);
-        } else {
-            plan.kernels.merge({scratch.total, scratch.group, block.rows(), plan.layout.columns()});
-        }
+    Fold fold(plan, scratch);
+    const RowBlock block(plan, scratch, {item, index});
+    if (fold.add(block)) fold.finish(block);
+}
+
+/// A family's shared spans for the rows of all, and then each member's own.
+void walk_family(const Plan& plan, Scratch& scratch, std::int64_t item) noexcept {
+    const Sequence& first = plan.problem.sequences[size(item / plan.problem.kv_heads)];
+    scratch.begun[0] = false;  // the shared spans may be seen by nobody
+    Fold shared(plan, scratch);
+    const RowBlock all(plan, scratch, {item, 0, first.family, {0, first.shared}});
+    if (!shared.add(all)) return;
+    for (std::int64_t m = 0; m < first.family; ++m) {
+        Scratch own = scratch;
+        own.total = rows_from(scratch.total, size(m * all.member_rows()));
+        own.group = rows_from(scratch.group, size(m * all.member_rows()));
+        bool begun = scratch.begun[0];  // a family is one row tile
+        own.begun = &begun;
+        Fold fold(shared, own);
+        const RowBlock rest(plan, own, {item + m * plan.problem.kv_heads, 0, 1, {first.shared, kForever}});
+        if (!fold.add(rest)) return;
+        fold.finish(rest);
     }
-    block.finish(scratch.total);
 }
 
 // Four tasks a thread even out what the spans' ends and other programs make uneven.
@@ -86,8 +135,8 @@ struct SplitState {
 /// A row block of a sequence, for all KV heads.
 struct Unit {
     std::int64_t sequence;
-    std::int64_t index;  ///< of the sequence's row blocks
-    Range spans;
+    std::int64_t index;        ///< of the sequence's row blocks
+    std::int64_t spans;        ///< that some row may see
     std::int64_t work;         ///< of one KV head: rows x spans
     std::int64_t first_state;  ///< of the KV heads' split states; -1: it is walked
     std::int64_t runs;         ///< tasks of one KV head in this wave
@@ -103,11 +152,13 @@ class Schedule {
         std::int64_t total = 0;
         for (std::size_t s = 0; s < plan_.problem.sequences.size(); ++s) {
             const auto sequence = static_cast<std::int64_t>(s);
+            if (plan_.problem.sequences[s].family == 0) continue;
             const std::int64_t blocks = ceil_div(plan_.problem.sequences[s].q_len, plan_.block_positions);
             for (std::int64_t index = 0; index < blocks; ++index) {
-                const RowBlock block(plan_, scratch, sequence * plan_.problem.kv_heads, index);
-                const Range spans = block.spans();
-                const std::int64_t work = static_cast<std::int64_t>(block.rows()) * (spans.end - spans.begin);
+                const RowBlock block(plan_, scratch, {sequence * plan_.problem.kv_heads, index});
+                const std::int64_t spans = block.spans().count();
+                // (of a family, what its first member would have to do alone)
+                const std::int64_t work = static_cast<std::int64_t>(block.rows()) * spans;
                 units_[count_++] = {sequence, index, spans, work, -1, 1, 0};
                 total += work * plan_.problem.kv_heads;
             }
@@ -115,8 +166,9 @@ class Schedule {
         const std::int64_t tasks = kTasksPerThread * plan_.threads;
         share_ = std::max<std::int64_t>(ceil_div(total, tasks), 1);
         for (Unit& unit : std::span(units_, count_)) {
-            const std::int64_t spans = unit.spans.end - unit.spans.begin;
-            if (plan_.threads == 1 || unit.work * tasks <= total || unit.work > plan_.split_rows() * spans) continue;
+            if (plan_.problem.sequences[size(unit.sequence)].family > 1) continue;
+            if (plan_.threads == 1 || unit.work * tasks <= total || unit.work > plan_.split_rows() * unit.spans)
+                continue;
             unit.first_state = split_;
             split_ += plan_.problem.kv_heads;
         }
@@ -143,6 +195,7 @@ class Schedule {
             for (std::int64_t head = 0; unit.first_state >= 0 && head < plan_.problem.kv_heads; ++head) {
                 const SplitState state = state_of(unit, head);
                 make_empty(state.total, size(plan_.split_rows()));
+                make_empty(state.group, size(plan_.split_rows()));
                 new (state.left) std::atomic<std::int64_t>(0);
             }
         }
@@ -154,7 +207,7 @@ class Schedule {
             unit.runs = wave == 0 ? 1 : 0;
             if (unit.first_state < 0) continue;
             const std::int64_t spans = std::max(wave_of(unit, wave).end - wave_of(unit, wave).begin, std::int64_t{0});
-            const std::int64_t rows = unit.work / (unit.spans.end - unit.spans.begin);
+            const std::int64_t rows = unit.work / unit.spans;
             unit.runs = std::min(ceil_div(spans * rows, share_), spans);
             for (std::int64_t head = 0; head < plan_.problem.kv_heads; ++head) {
                 state_of(unit, head).left->store(unit.runs, std::memory_order_relaxed);
@@ -180,7 +233,9 @@ class Schedule {
                              1);
         const std::int64_t head = (task - unit.first_task) % plan_.problem.kv_heads;
         const std::int64_t item = unit.sequence * plan_.problem.kv_heads + head;
-        if (unit.first_state < 0) {
+        if (plan_.problem.sequences[size(unit.sequence)].family > 1) {
+            walk_family(plan_, scratch, item);
+        } else if (unit.first_state < 0) {
             walk(plan_, scratch, item, unit.index);
         } else {
             run_part(unit, head, (task - unit.first_task) / plan_.problem.kv_heads, wave, scratch);
@@ -203,40 +258,40 @@ class Schedule {
         return SplitState(plan_, carver);
     }
 
-    /// The spans of a unit in a wave. Waves are whole groups.
+    /// Those of a unit's spans that a wave computes.
     Range wave_of(const Unit& unit, std::int64_t wave) const noexcept {
-        const std::int64_t first = unit.spans.begin / kGroup * kGroup + wave * wave_spans(plan_);
-        return {std::max(first, unit.spans.begin), std::min(first + wave_spans(plan_), unit.spans.end)};
+        const std::int64_t first = wave * wave_spans(plan_);
+        return {first, std::min(first + wave_spans(plan_), unit.spans)};
     }
 
     /// Some spans of a row block; the last task of a wave folds.
     void run_part(const Unit& unit, std::int64_t head, std::int64_t run, std::int64_t wave,
                   Scratch& scratch) const noexcept {
-        const RowBlock block(plan_, scratch, unit.sequence * plan_.problem.kv_heads + head, unit.index);
+        const RowBlock block(plan_, scratch, {unit.sequence * plan_.problem.kv_heads + head, unit.index});
         const SplitState state = state_of(unit, head);
+        const SpanList spans = block.spans();
         const std::size_t rows = block.rows();
         const std::size_t columns = plan_.layout.columns();
-        const Range spans = wave_of(unit, wave);
-        const auto at = [&](std::int64_t span) noexcept {
-            return rows_from(state.spans, size(span % wave_spans(plan_)) * rows);
-        };
-        block.load_query();
-        const std::int64_t count = spans.end - spans.begin;
-        for (std::int64_t span = spans.begin + count * run / unit.runs;
-             span < spans.begin + count * (run + 1) / unit.runs; ++span) {
+        const Range part = wave_of(unit, wave);
+        const auto at = [&](std::int64_t n) noexcept { return rows_from(state.spans, size(n - part.begin) * rows); };
+        const std::int64_t count = part.end - part.begin;
+        const std::int64_t first = part.begin + count * run / unit.runs;
+        for (std::int64_t n = first; n < part.begin + count * (run + 1) / unit.runs; ++n) {
             if (plan_.problem.stop.stop_requested()) return;
-            block.store_span(span, at(span));
+            if (n == first) block.load_query(is_sink_span(spans[n]));
+            if (n != first) block.load_query_for(spans, n);
+            block.store_span(spans[n], at(n));
         }
         if (state.left->fetch_sub(1, std::memory_order_acq_rel) != 1) return;
 
-        for (std::int64_t span = spans.begin; span < spans.end;) {
-            make_empty(state.group, rows);
-            for (const std::int64_t end = std::min((span / kGroup + 1) * kGroup, spans.end); span < end; ++span) {
-                plan_.kernels.merge({state.group, at(span), rows, columns});
-            }
+        // the running group goes on from wave to wave
+        for (std::int64_t n = part.begin; n < part.end; ++n) {
+            plan_.kernels.merge({state.group, at(n), rows, columns});
+            if (n + 1 < unit.spans && group_of(spans[n + 1]) == group_of(spans[n])) continue;
             plan_.kernels.merge({state.total, state.group, rows, columns});
+            make_empty(state.group, rows);
         }
-        if (spans.end == unit.spans.end) block.finish(state.total);
+        if (part.end == unit.spans) block.finish(state.total);
     }
 
     const Plan& plan_;
@@ -294,7 +349,7 @@ bool run_scores(Context::Impl& context, Workspace& workspace, const AttentionPro
                      Carver carver(memory + worker * bytes);
                      Scratch scratch(plan, carver);
                      const std::int64_t item = static_cast<std::int64_t>(task) / row_blocks;
-                     const RowBlock block(plan, scratch, item, static_cast<std::int64_t>(task) % row_blocks);
+                     const RowBlock block(plan, scratch, {item, static_cast<std::int64_t>(task) % row_blocks});
                      if (!block.exists()) return;
                      block.load_query();
                      const std::int64_t sequence = item / problem.kv_heads;

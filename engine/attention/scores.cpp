@@ -53,7 +53,7 @@ void run_stage(Context& context, Workspace& workspace, const AttentionOptions& o
     const bool weights = stage == ScoreStage::weights;
     const auto carve = [&](Carver& carver) {
         Tables tables{};
-        tables.rotary = carver.take<float>(rotary_floats(rotary, rows));
+        tables.rotary = carver.take<float>(rotary_floats(rotary, lists.sequences));
         tables.states = carver.take<float>(
             weights ? saturating_product(static_cast<std::size_t>(2 * rows), static_cast<std::size_t>(shape.heads))
                     : 0);
@@ -133,6 +133,7 @@ void attention_scores(Context& context, const InputTensor<3>& query, const KvCac
                           "as in query and the layer's length");
     check_options(options, shape, 1, lengths);
     check_kv_length(options, 0, lengths.kv_len);
+    check_plain_layer("cache", cache, layer);
     if (is_empty<3>(scores.extents)) return;
 
     with_memory_errors("attention_scores", [&] {

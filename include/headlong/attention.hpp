@@ -12,8 +12,9 @@
 //   lse_i = log(sum of exp(s_j)), with the sink; a natural logarithm
 //
 // For one instruction set and one cache type a row's bits depend only on its query, the keys and values it sees
-// at their positions, and the options: not on threads, batch, chunking, or whether a cache was used. (merge() and
-// attend_shared_prefix() split a row's keys at places of the caller's choice, and agree within rounding.)
+// at their positions, and the options: not on threads, batch, chunking, or whether a cache was used, which counts its
+// sink_tokens apart if it has some. (merge() and attend_shared_prefix() split a row's keys at places of the caller's
+// choice, and agree within rounding.)
 #pragma once
 
 #include <cstddef>
@@ -144,6 +145,12 @@ struct CachedQuery {
 /// decode step, which have just been appended (causal and bottom-right unless the options say otherwise). The
 /// sequences may differ in q_len and cache length, and may share a cache; heads and dims are the same for all. Of a
 /// cache with a rotary description the query rows are rotated here, each at its position.
+///
+/// Positions count all tokens ever appended to the layer. Of a ring, or a layer with a window, a query sees what
+/// KvCacheOptions says, and of that what the options allow: window_left cuts sinks off too, by their distance. A query
+/// that stands where the layer no longer holds what it would see is refused with WouldForget (the rows of the last
+/// append never are). Masks over a layer that has forgotten keys must be of the last q_len keys, or Unsupported is
+/// thrown.
 void attend(Context& context, std::span<const CachedQuery> queries, const AttentionOptions& options = {});
 
 /// A run of consecutive keys and values in the caller's memory.
@@ -172,7 +179,8 @@ void attend(Context& context, std::span<const PagedQuery> queries, const Attenti
 /// Positions count through prefix and suffix; kv_lengths, if given, are of the suffixes; the prefix must lie before
 /// the queries: only bottom-right alignment. Masks are of the last q_len keys (AttentionMask::Keys::last_q), of which
 /// each suffix has as many. All queries use the same layer, in their caches and in the prefix. Caches with a rotary
-/// description are refused: their positions count from 0 in each cache.
+/// description are refused: their positions count from 0 in each cache; so are those with sink tokens, rings and
+/// windows (Unsupported).
 void attend_shared_prefix(Context& context, const KvCache& prefix, std::span<const CachedQuery> queries,
                           const AttentionOptions& options = {});
 
@@ -203,7 +211,7 @@ void attention_scores(Context& context, const InputTensor<4>& query, const Input
                       const AttentionOptions& options, ScoreStage stage, const OutputTensor<4>& scores);
 
 /// The same for one sequence over a layer of a cache: query [heads, q_len, head_dim], scores [heads, q_len, kv_len],
-/// kv_len being the layer's length.
+/// kv_len being the layer's length. Throws Unsupported for a layer with sink tokens, of a ring or with a window.
 void attention_scores(Context& context, const InputTensor<3>& query, const KvCache& cache, std::size_t layer,
                       const AttentionOptions& options, ScoreStage stage, const OutputTensor<3>& scores);
 

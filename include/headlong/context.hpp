@@ -71,10 +71,10 @@ struct ContextOptions {
 };
 
 /// Its scratch memory grows on first use and is kept until it is destroyed. The scratch of attend() depends on head
-/// dims, query heads per KV head, rows up to 2048, types of caches, batch, pages and workers, not on any length (but for
-/// 64 bytes of every 2048 query rows, in steps of 64 KiB); a layer also needs its activations and what its products
-/// pack or quantise, a shared prefix and a rotary cache some memory for each query row. Thread-safe: any number of calls
-/// may use one context at the same time. Must outlive the calls, not the caches.
+/// dims, query heads per KV head, rows up to 2048, types of caches, batch, pages and workers, not on any length (but
+/// for 64 bytes of every 2048 query rows, in steps of 64 KiB); a layer also needs its activations and what its products
+/// pack or quantise, a shared prefix and a rotary cache some memory for each query row. Thread-safe: any number of
+/// calls may use one context at the same time. Must outlive the calls, not the caches.
 class Context {
   public:
     /// Throws InvalidArgument for options that contradict each other and for a wrong HEADLONG_ISA, Unsupported for an

@@ -1,5 +1,6 @@
 // The key-value cache of one sequence, over all layers of a model: a table of blocks of 64 tokens per layer, taken
-// from a pool as the sequence grows. Growing copies nothing, and cost follows the live length, not the capacity.
+// from a pool as the sequence grows. Growing copies nothing, and cost follows the live length, not the capacity. A ring
+// goes on for ever in bounded memory; layers with a window hold no more than that; forks share blocks.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,8 @@
 #include <memory_resource>
 #include <optional>
 #include <span>
+#include <string>
+#include <vector>
 
 #include <headlong/context.hpp>
 #include <headlong/rotary.hpp>
@@ -70,10 +73,23 @@ class BlockPool {
 struct KvCacheOptions {
     KvShape shape = {};
     std::int64_t layers = 1;  ///< >= 1
-    /// Tokens the cache may hold. An append beyond it is refused with OutOfMemory, and nothing is lost.
+    /// Tokens the cache may hold, >= 1. An append beyond it is refused with OutOfMemory, and nothing is lost, unless:
     std::int64_t capacity = std::numeric_limits<std::int64_t>::max();
-    std::int64_t sink_tokens = 0;                      ///< Not built yet.
-    std::span<const std::int64_t> layer_windows = {};  ///< per layer, empty = none. Not built yet.
+    /// The cache is a ring: of any number of tokens it holds the first sink_tokens and the last capacity - sink_tokens,
+    /// and these are what a query sees that stands at the end (Xiao et al. 2023, "Efficient Streaming Language Models
+    /// with Attention Sinks"): the sinks and the last capacity - sink_tokens positions, its own included. Positions
+    /// count all tokens ever appended. With a rotary description, and for ALiBi, a query stands at its own position
+    /// before the window, and before the sinks at its place in the cache, at most capacity - 1.
+    bool ring = false;
+    /// Tokens at the beginning that are never forgotten; 0 to capacity - 1. They are folded on their own and first, in
+    /// a cache that is no ring too: only caches of the same sink_tokens give the same bits.
+    std::int64_t sink_tokens = 0;
+    /// Per layer, empty = none in any: a query sees the last so many positions, its own included, and the layer
+    /// forgets all before those; 0 = no window. A window that fits into a ring's has no sinks.
+    std::span<const std::int64_t> layer_windows = {};
+    /// Layers that forget take at most so many tokens at once, and hold so many more than their window: what the oldest
+    /// query of an append sees is there until the next one. >= 1. They may be ahead of length() by as many.
+    std::int64_t max_chunk = 512;
     /// If given, append() and attend() take unrotated rows: keys are stored rotated at their position in the cache, and
     /// queries are rotated at theirs. Its head_dim is the shape's.
     std::optional<Rotary> rotary = {};
@@ -101,7 +117,7 @@ class KvCache {
     KvCache& operator=(KvCache&&) noexcept;
 
     /// Takes the blocks that `tokens` more tokens need in every layer, or throws OutOfMemory and changes nothing.
-    /// Appends of those tokens then cannot fail for want of memory.
+    /// Appends of those tokens then cannot fail for want of memory (unless a fork is made in between).
     void reserve(std::int64_t tokens);
 
     /// Appends keys [kv_heads, n, head_dim] and values [kv_heads, n, value_dim] to one layer, n >= 0, of any element
@@ -111,32 +127,61 @@ class KvCache {
     /// runs out.
     void append(Context& context, std::size_t layer, const InputTensor<3>& keys, const InputTensor<3>& values);
 
-    /// Tokens that all layers hold.
+    /// Tokens that all layers have, those that they have forgotten included.
     std::int64_t length() const noexcept;
-    /// Tokens that one layer holds: ahead of length() while a step is under way.
+    /// Tokens that one layer has: ahead of length() while a step is under way.
     std::int64_t length(std::size_t layer) const;
     /// Takes back what was appended to some layers but not to all, after a step that failed half-way.
     void discard_unfinished() noexcept;
+    /// Takes back the newest tokens of all layers, down to `length`, 0 to length(). Throws WouldForget, and changes
+    /// nothing, where a cache of so many tokens would hold positions that this one has forgotten: the tokens of the
+    /// last append can always be taken back.
+    void truncate(std::int64_t length);
     /// Forgets all tokens and returns the blocks to the pool.
     void reset() noexcept;
 
+    /// A cache that holds the same tokens, in the same blocks: a block is copied when one of its holders writes to it.
+    /// Either cache goes its own way; they may be used by different threads. Throws OutOfMemory.
+    KvCache fork() const;
+
+    /// Makes each cache i a fork of what caches[parents[i]] was before the call: beams that go on from other beams.
+    /// Throws InvalidArgument, OutOfMemory, and changes nothing.
+    static void reorder(std::span<KvCache> caches, std::span<const std::size_t> parents);
+
+    /// Writes all that the cache holds, and an attachment of the caller's (the tokens, say), in a format of its own
+    /// that is the same on every machine and ends in a checksum: to saved_bytes() bytes, or to a file, which is written
+    /// beside and then moved over what was there. Throws InvalidArgument (a buffer of another size; layers of different
+    /// lengths), IoError, OutOfMemory.
+    void save(std::span<std::byte> bytes, std::span<const std::byte> attachment = {}) const;
+    void save(const std::string& path, std::span<const std::byte> attachment = {}) const;
+    std::size_t saved_bytes(std::size_t attachment = 0) const noexcept;
+    /// Replaces what the cache holds, and returns the attachment. What is restored must be of a cache of the same
+    /// options (but for the capacity of one that is no ring, which it must fit, and pool and memory). Throws BadFile,
+    /// saying what is wrong, IoError, OutOfMemory, and leaves the cache as it was.
+    std::vector<std::byte> restore(std::span<const std::byte> bytes);
+    std::vector<std::byte> restore(const std::string& path);
+
     std::int64_t capacity() const noexcept;
+    bool ring() const noexcept;
+    std::int64_t sink_tokens() const noexcept;
+    std::int64_t max_chunk() const noexcept;
     std::size_t layers() const noexcept;
     const KvShape& shape() const noexcept;
     const std::optional<Rotary>& rotary() const noexcept;
     const std::shared_ptr<BlockPool>& pool() const noexcept;
 
     std::size_t used_bytes() const noexcept;      ///< bytes of the rows that this cache holds, padding included
-    std::size_t reserved_bytes() const noexcept;  ///< bytes of the blocks that this cache holds
+    std::size_t reserved_bytes() const noexcept;  ///< bytes of the blocks that this cache holds, shared ones too
 
     /// Copies the stored rows [first, first + n) of a layer, n being the views' middle extent: keys [kv_heads, n,
     /// head_dim], values [kv_heads, n, value_dim], of any element types: what attention computes with. An f32 cache
     /// gives back the very bits that were appended (of keys that it rotated: the rotated ones), one of another type the
-    /// rounded numbers.
+    /// rounded numbers. Throws WouldForget if a ring or a window has forgotten some of them.
     void read_back(std::size_t layer, std::int64_t first, const OutputTensor<3>& keys,
                    const OutputTensor<3>& values) const;
 
-    /// Bytes of the blocks that a cache of these options holds at `tokens` tokens, before anything is allocated.
+    /// Bytes of the blocks that a cache of these options holds at `tokens` tokens, at most, before anything is
+    /// allocated.
     static std::size_t estimate_bytes(const KvCacheOptions& options, std::int64_t tokens);
 
     class Impl;
@@ -144,6 +189,7 @@ class KvCache {
     const Impl& impl() const noexcept { return *impl_; }  ///< for the library's own use
 
   private:
+    explicit KvCache(std::unique_ptr<Impl> impl) noexcept;
     std::unique_ptr<Impl> impl_;
 };
 

@@ -72,13 +72,15 @@ class Model {
     const ModelInfo& info() const noexcept;
     const Tokenizer& tokenizer() const noexcept;
 
-    /// Options of a cache for this model: its layers and shape, and max_positions as the capacity.
+    /// Options of a cache for this model: its layers, shape and rotary description, and max_positions as the capacity.
     KvCacheOptions cache_options(const KvTypes& types = {}) const;
+    /// The same for a ring of `window` tokens, of which the first sink_tokens stay: a text of any length.
+    KvCacheOptions ring_options(std::int64_t window, std::int64_t sink_tokens, const KvTypes& types = {}) const;
 
-    /// Appends tokens to a cache of cache_options(), of any types, and writes the logits [m, vocab_size] that follow
-    /// each of the last m of them, m from 0 to their number. A row's bits do not depend on how tokens were split into
-    /// calls, or on threads. Throws and leaves the cache as it was if a token or shape is wrong, the cache is full, or
-    /// memory runs out.
+    /// Appends tokens to a cache of cache_options() or ring_options(), of any types, and writes the logits [m,
+    /// vocab_size] that follow each of the last m of them, m from 0 to their number. A row's bits do not depend on how
+    /// tokens were split into calls, or on threads. Throws and leaves the cache as it was if a token or shape is wrong,
+    /// the cache is full, or memory runs out.
     void forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache,
                  const OutputTensor<2>& logits) const;
 
@@ -126,6 +128,8 @@ struct GenerateOptions {
     std::vector<std::string> stop =
         {};                            ///< texts that end the generation, and are cut off; UTF-8, 1 to 4,096 bytes each
     KvTypes kv = {};                   ///< of the cache, where generate() makes it
+    std::int64_t window = 0;           ///< of a ring cache, where generate() makes it; 0 = none
+    std::int64_t sink_tokens = 0;      ///< of the ring
     std::int64_t prefill_chunk = 512;  ///< tokens of the prompt that are computed at once: bounds scratch; >= 1
     /// Called after each chunk of the prompt with the tokens done and all of them.
     std::function<void(std::int64_t done, std::int64_t all)> on_prefill = {};
@@ -139,7 +143,7 @@ enum class StopReason : std::uint8_t {
     max_tokens,    ///< as many as asked for
     end_of_text,   ///< an end-of-text token, which is not part of the result
     stop_text,     ///< one of GenerateOptions::stop
-    context_full,  ///< the text has max_positions tokens
+    context_full,  ///< the text has max_positions tokens, and the cache is no ring
     cancelled,     ///< the stop token, or on_text
 };
 
@@ -161,12 +165,13 @@ struct Generation {
 
 /// Continues a prompt, special tokens added as tokenizer.json says. An empty prompt to which nothing is added starts
 /// from the model's begin-of-text token, or else its first end-of-text token. Throws InvalidArgument (naming the
-/// option; a prompt longer than max_positions), BadFile if the model's logits are no numbers, and what forward()
-/// throws.
+/// option; a prompt longer than max_positions without a window), BadFile if the model's logits are no numbers, and what
+/// forward() throws.
 Generation generate(Context& context, const Model& model, std::string_view prompt, const GenerateOptions& options = {});
 
-/// Continues what a cache of model.cache_options(), of any types, holds by tokens, at least one, and then generates:
-/// for a dialogue that goes on, or a prompt that is no text. `text` is what the new tokens spell.
+/// Continues what a cache of the model's cache_options() or ring_options(), of any types, holds by tokens, at least
+/// one, and then generates: for a dialogue that goes on, or a prompt that is no text. `text` is what the new tokens
+/// spell.
 Generation generate(Context& context, const Model& model, KvCache& cache, std::span<const std::int32_t> prompt,
                     const GenerateOptions& options = {});
 

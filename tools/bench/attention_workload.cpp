@@ -37,12 +37,20 @@ struct Range {
     std::int64_t end;
 };
 
-/// What query row i of a sequence sees: the last row stands on the last key.
+/// What query row i of a sequence sees, sinks aside: the last row stands on the last key.
 Range seen(const AttentionShape& s, std::size_t sequence, std::int64_t row) noexcept {
     const std::int64_t kv_len = s.kv_lens[sequence];
     const std::int64_t position = row + kv_len - s.q_lens[sequence];
-    return {s.window > 0 ? std::max<std::int64_t>(position - s.window + 1, 0) : 0, s.causal ? position + 1 : kv_len};
+    const std::int64_t window = s.window - s.sink_tokens;
+    return {std::max(s.window > 0 ? position - window + 1 : 0, std::min(s.sink_tokens, kv_len)),
+            s.causal ? position + 1 : kv_len};
 }
+/// The sinks that it sees.
+Range seen_sinks(const AttentionShape& s, std::size_t sequence, std::int64_t row) noexcept {
+    return {0, std::min(s.sink_tokens,
+                        s.causal ? row + s.kv_lens[sequence] - s.q_lens[sequence] + 1 : s.kv_lens[sequence])};
+}
+std::int64_t count(const Range& range) noexcept { return std::max<std::int64_t>(range.end - range.begin, 0); }
 
 /// Caches of such a shape. Throws Unsupported for a type that they do not have.
 KvCacheOptions cache_options_of(const AttentionShape& s) {
@@ -52,6 +60,12 @@ KvCacheOptions cache_options_of(const AttentionShape& s) {
                      .value_dim = s.value_dim,
                      .key_type = s.kv.keys,
                      .value_type = s.kv.values};
+    if (s.ring) {
+        options.ring = true;
+        options.capacity = s.window;
+        options.sink_tokens = s.sink_tokens;
+        options.max_chunk = std::max(options.max_chunk, std::ranges::max(s.q_lens));
+    }
     check_shape(options.shape);
     return options;
 }
@@ -62,7 +76,7 @@ bool has_caches(const AttentionShape& s) { return s.phase != Phase::prefill || s
 AttentionOptions options_of(const AttentionShape& s) {
     AttentionOptions options;
     options.causal = s.causal;
-    if (s.window > 0) options.window_left = window_left_of(s.window);
+    if (s.window > 0 && !s.ring) options.window_left = window_left_of(s.window);
     return options;
 }
 
@@ -102,8 +116,8 @@ class AttentionWorkload : public Workload {
     /// Pointers to head_dim and value_dim floats: of the row's query and its output.
     virtual const float* query_row(std::size_t sequence, std::int64_t head, std::int64_t row) const = 0;
     virtual const float* output_row(std::size_t sequence, std::int64_t head, std::int64_t row) const = 0;
-    /// Keys [kv_len, head_dim] and values [kv_len, value_dim] of one head as they are stored.
-    virtual void read(std::size_t sequence, std::int64_t kv_head, std::vector<double>& keys,
+    /// Appends keys [rows, head_dim] and values [rows, value_dim] of one head as they are stored.
+    virtual void read(std::size_t sequence, std::int64_t kv_head, Range rows, std::vector<double>& keys,
                       std::vector<double>& values) const = 0;
 
     const AttentionShape shape_;
@@ -111,15 +125,15 @@ class AttentionWorkload : public Workload {
 
   private:
     Deviation check_row(std::size_t sequence, std::int64_t head, std::int64_t row) const {
-        const std::int64_t kv_len = shape_.kv_lens[sequence];
+        // what the row sees, and nothing else
         std::vector<double> keys, values;
-        read(sequence, head / (shape_.heads / shape_.kv_heads), keys, values);
+        const std::int64_t kv_head = head / (shape_.heads / shape_.kv_heads);
+        for (const Range& rows : {seen_sinks(shape_, sequence, row), seen(shape_, sequence, row)}) {
+            if (count(rows) > 0) read(sequence, kv_head, rows, keys, values);
+        }
+        const std::int64_t kv_len = static_cast<std::int64_t>(keys.size()) / shape_.head_dim;
         const float* q = query_row(sequence, head, row);
-        reference::AttentionOptions options;
-        options.causal = shape_.causal;
-        options.window_left = options_.window_left;
-        options.alignment = Alignment::offset;
-        options.offset = row + kv_len - shape_.q_lens[sequence];
+        const reference::AttentionOptions options;
         const reference::AttentionResult expected = reference::attention(
             reference::Tensor({1, 1, 1, shape_.head_dim}, std::vector<double>(q, q + shape_.head_dim)),
             reference::Tensor({1, 1, kv_len, shape_.head_dim}, std::move(keys)),
@@ -213,9 +227,9 @@ class Prefill final : public Prompts {
     std::size_t walk_bytes() const override { return kv_bytes(); }
 
   private:
-    void read(std::size_t sequence, std::int64_t kv_head, std::vector<double>& keys,
+    void read(std::size_t sequence, std::int64_t kv_head, Range rows, std::vector<double>& keys,
               std::vector<double>& values) const override {
-        for (std::int64_t row = offsets_[sequence]; row < offsets_[sequence + 1]; ++row) {
+        for (std::int64_t row = offsets_[sequence] + rows.begin; row < offsets_[sequence] + rows.end; ++row) {
             const float* k = key_.data() + (row * shape_.kv_heads + kv_head) * shape_.head_dim;
             const float* v = value_.data() + (row * shape_.kv_heads + kv_head) * shape_.value_dim;
             keys.insert(keys.end(), k, k + shape_.head_dim);
@@ -225,15 +239,14 @@ class Prefill final : public Prompts {
 };
 
 /// The rows of one KV head as a cache holds them.
-void read_rows(const KvCache& cache, std::size_t layer, std::int64_t kv_head, std::vector<double>& keys,
+void read_rows(const KvCache& cache, std::size_t layer, std::int64_t kv_head, Range rows, std::vector<double>& keys,
                std::vector<double>& values) {
     const KvShape& shape = cache.shape();
     constexpr std::int64_t kChunk = 512;
-    const std::int64_t length = cache.length(layer);
     std::vector<float> k(size(shape.kv_heads * kChunk * shape.head_dim));
     std::vector<float> v(size(shape.kv_heads * kChunk * shape.value_dim));
-    for (std::int64_t first = 0; first < length; first += kChunk) {
-        const std::int64_t count = std::min(kChunk, length - first);
+    for (std::int64_t first = rows.begin; first < rows.end; first += kChunk) {
+        const std::int64_t count = std::min(kChunk, rows.end - first);
         cache.read_back(layer, first, OutputTensor<3>::dense(k.data(), {shape.kv_heads, count, shape.head_dim}),
                         OutputTensor<3>::dense(v.data(), {shape.kv_heads, count, shape.value_dim}));
         const float* head_keys = k.data() + kv_head * count * shape.head_dim;
@@ -292,9 +305,9 @@ class CachedPrefill final : public Prompts {
         }
     }
 
-    void read(std::size_t sequence, std::int64_t kv_head, std::vector<double>& keys,
+    void read(std::size_t sequence, std::int64_t kv_head, Range rows, std::vector<double>& keys,
               std::vector<double>& values) const override {
-        read_rows(caches_[sequence], 0, kv_head, keys, values);
+        read_rows(caches_[sequence], 0, kv_head, rows, keys, values);
     }
 
     std::vector<KvCache> caches_;
@@ -311,7 +324,7 @@ class OverCaches final : public AttentionWorkload {
             options.layers = shape_.layers;
             options.memory = &context.memory();
             caches_.emplace_back(options);
-            for (std::size_t layer = 0; layer < size(shape_.layers); ++layer) fill(context, s, layer, random);
+            fill(context, s, random);
             queries_.push_back(random.floats(size(shape_.q_lens[s] * shape_.heads * shape_.head_dim), 4.0F));
             outputs_.emplace_back(size(shape_.q_lens[s] * shape_.heads * shape_.value_dim));
         }
@@ -342,16 +355,27 @@ class OverCaches final : public AttentionWorkload {
     std::size_t walk_bytes() const override { return static_cast<std::size_t>(bytes()) * size(shape_.layers); }
 
   private:
-    void fill(Context& context, std::size_t sequence, std::size_t layer, Random& random) {
-        constexpr std::int64_t kChunk = 512;
-        for (std::int64_t done = 0; done < shape_.kv_lens[sequence];) {
-            const std::int64_t count = std::min(kChunk, shape_.kv_lens[sequence] - done);
+    /// Layer by layer, so that a layer's blocks lie together; of rings chunk by chunk, for no layer may run ahead.
+    void fill(Context& context, std::size_t sequence, Random& random) {
+        const std::int64_t length = shape_.kv_lens[sequence];
+        const std::int64_t last = std::max<std::int64_t>(shape_.q_lens[sequence], 1);  // appended as one, in a ring
+        const auto append = [&](std::size_t layer, std::int64_t count) {
             const auto keys = random.floats(size(shape_.kv_heads * count * shape_.head_dim));
             const auto values = random.floats(size(shape_.kv_heads * count * shape_.value_dim));
             caches_[sequence].append(context, layer,
                                      InputTensor<3>::dense(keys.data(), {shape_.kv_heads, count, shape_.head_dim}),
                                      InputTensor<3>::dense(values.data(), {shape_.kv_heads, count, shape_.value_dim}));
-            done += count;
+        };
+        const auto chunk_at = [&](std::int64_t done) {
+            constexpr std::int64_t kChunk = 512;
+            if (!shape_.ring) return std::min(kChunk, length - done);
+            return done < length - last ? std::min(kChunk, length - last - done) : length - done;
+        };
+        const std::size_t together = shape_.ring ? size(shape_.layers) : 1;
+        for (std::size_t first = 0; first < size(shape_.layers); first += together) {
+            for (std::int64_t done = 0; done < length; done += chunk_at(done)) {
+                for (std::size_t layer = first; layer < first + together; ++layer) append(layer, chunk_at(done));
+            }
         }
     }
 
@@ -364,9 +388,9 @@ class OverCaches final : public AttentionWorkload {
     const float* output_row(std::size_t sequence, std::int64_t head, std::int64_t row) const override {
         return outputs_[sequence].data() + (row * shape_.heads + head) * shape_.value_dim;
     }
-    void read(std::size_t sequence, std::int64_t kv_head, std::vector<double>& keys,
+    void read(std::size_t sequence, std::int64_t kv_head, Range rows, std::vector<double>& keys,
               std::vector<double>& values) const override {
-        read_rows(caches_[sequence], layer_, kv_head, keys, values);
+        read_rows(caches_[sequence], layer_, kv_head, rows, keys, values);
     }
 
     std::vector<KvCache> caches_;
@@ -391,6 +415,8 @@ nlohmann::ordered_json shape_json(const AttentionShape& s) {
     json["value_dim"] = s.value_dim;
     json["causal"] = s.causal;
     json["window"] = s.window;
+    json["ring"] = s.ring;
+    json["sink_tokens"] = s.sink_tokens;
     json["kv_type"] = kv_types_name(s.kv);
     json["layers"] = s.phase == Phase::prefill ? 1 : s.layers;
     return json;
@@ -414,8 +440,7 @@ double visible_pairs(const AttentionShape& s) {
     double pairs = 0.0;
     for (std::size_t sequence = 0; sequence < s.q_lens.size(); ++sequence) {
         for (std::int64_t row = 0; row < s.q_lens[sequence]; ++row) {
-            const Range range = seen(s, sequence, row);
-            pairs += static_cast<double>(std::max<std::int64_t>(range.end - range.begin, 0));
+            pairs += static_cast<double>(count(seen_sinks(s, sequence, row)) + count(seen(s, sequence, row)));
         }
     }
     return pairs;
@@ -426,9 +451,9 @@ double live_kv_bytes(const AttentionShape& s) {
     double tokens = 0.0;
     for (std::size_t sequence = 0; sequence < s.q_lens.size(); ++sequence) {
         if (s.q_lens[sequence] == 0) continue;
-        const std::int64_t begin = seen(s, sequence, 0).begin;
-        const std::int64_t end = seen(s, sequence, s.q_lens[sequence] - 1).end;
-        tokens += static_cast<double>(std::max<std::int64_t>(end - begin, 0));
+        const std::int64_t last = s.q_lens[sequence] - 1;
+        tokens += static_cast<double>(count(seen_sinks(s, sequence, last)) +
+                                      count({seen(s, sequence, 0).begin, seen(s, sequence, last).end}));
     }
     return tokens * bytes_of_token;
 }

@@ -26,7 +26,9 @@ struct AttentionShape {
     std::int64_t value_dim = 0;
     KvTypes kv = {};
     bool causal = true;
-    std::int64_t window = 0;  ///< a query sees its own position and window - 1 before it; 0 = all
+    std::int64_t window = 0;       ///< a query sees its own position and window - 1 before it; 0 = all
+    bool ring = false;             ///< the caches are rings of `window` tokens, ...
+    std::int64_t sink_tokens = 0;  ///< ... of which so many are the first ones
     std::int64_t layers = 0;  ///< caches that decode steps cycle through; 0 = as many as are twice the last-level cache
 };
 

@@ -235,6 +235,11 @@ AttentionShape attention_shape(const BenchAttentionArguments& a) {
     }
     shape.causal = !a.no_causal;
     if (a.window) shape.window = within("--window", *a.window, 1, kMostTokens);
+    if (a.sink_tokens) {
+        shape.ring = true;
+        shape.sink_tokens = *a.sink_tokens;
+        check_ring("--window", "--sink-tokens", shape.window, shape.sink_tokens);
+    }
     shape.layers = within("--layers", a.layers, 0, 1 << 20U);
     return shape;
 }
@@ -262,6 +267,7 @@ std::vector<AttentionShape> attention_shapes(const BenchAttentionArguments& a) {
             refuse(fmt::format("these are more than {} sequences in all; give fewer lengths or a smaller -b",
                                kMostSequences));
         }
+        if (shape.ring && phase == Phase::prefill) refuse("--sink-tokens: rings are for -d, or --lens with -q");
         shapes.push_back(shape);
         shapes.back().phase = phase;
         shapes.back().q_lens = std::move(q_lens);

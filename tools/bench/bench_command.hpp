@@ -35,6 +35,7 @@ struct BenchAttentionArguments {
     std::string lens;  ///< list
     bool no_causal = false;
     std::optional<std::int64_t> window;
+    std::optional<std::int64_t> sink_tokens;
     std::string kv = "f32";  ///< list of types
     std::int64_t layers = 0;
 };

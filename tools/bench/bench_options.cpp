@@ -81,6 +81,10 @@ void add_bench(CLI::App& app, std::function<int()>& chosen) {
     a->add_option("--window", attention->window,
                   "A query sees its own position and N - 1 before it (a mask: caches hold all)")
         ->type_name("N");
+    a->add_option("--sink-tokens", attention->sink_tokens,
+                  "With --window: caches are rings of N tokens, of which the first so many stay")
+        ->type_name("N")
+        ->needs("--window");
     a->add_option("--kv", attention->kv, kKv)->type_name("TYPES")->capture_default_str();
     a->add_option("--layers", attention->layers, "Caches to cycle through; 0 = twice the last-level cache")
         ->type_name("N");

@@ -78,7 +78,11 @@ class ForwardPasses final : public Workload {
 
     void repeat(Context& context, ForwardLog* log) {
         const std::int64_t before = run_.prefill ? 0 : run_.length - 1;
-        for (std::size_t layer = 0; layer < cache_.layers(); ++layer) cache_.impl().shorten(layer, before);
+        if (run_.prefill) {
+            cache_.reset();
+        } else {
+            cache_.impl().take_back(before);
+        }
         // a prompt in the chunks of generate(), which bound its scratch
         const std::size_t chunk = run_.prefill ? size(GenerateOptions{}.prefill_chunk) : 1;
         for (std::span<const std::int32_t> rest = tokens_; !rest.empty();) {

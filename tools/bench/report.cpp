@@ -16,9 +16,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // What a row computes. The working set (`layers`) follows from the machine, and is not compared.
-constexpr const char* kShapeFields[] = {"phase",  "model",    "q_len",    "kv_len",    "batch",   "lens",
-                                        "heads",  "kv_heads", "head_dim", "value_dim", "causal",  "window",
-                                        "inputs", "outputs",  "steps",    "weights",   "kv_type", "threads"};
+constexpr const char* kShapeFields[] = {
+    "phase",  "model",  "q_len", "kv_len",      "batch",  "lens",    "heads", "kv_heads", "head_dim", "value_dim",
+    "causal", "window", "ring",  "sink_tokens", "inputs", "outputs", "steps", "weights",  "kv_type",  "threads"};
 
 /// A field of a row, or what a report that does not have it means.
 nlohmann::json field_of(const nlohmann::json& row, const std::string& field) {
@@ -27,7 +27,8 @@ nlohmann::json field_of(const nlohmann::json& row, const std::string& field) {
     const bool attention = row.contains("head_dim") && !row["head_dim"].is_null();
     if (field == "value_dim" && attention) return row["head_dim"];
     if (field == "causal" && attention) return true;
-    if (field == "window" && attention) return 0;
+    if ((field == "window" || field == "sink_tokens") && attention) return 0;
+    if (field == "ring" && attention) return false;
     return nullptr;
 }
 
@@ -88,6 +89,7 @@ std::string cell(const Json& row, std::string_view name) {
         if (row["value_dim"] != row["head_dim"]) text += ":" + plain(row["value_dim"]);
         if (!row["causal"].get<bool>()) text += " full";
         if (row["window"] != 0) text += " window " + plain(row["window"]);
+        if (row.contains("sink_tokens") && row["sink_tokens"] != 0) text += " sinks " + plain(row["sink_tokens"]);
         return has("model") ? plain(row["model"]) + " " + text : text;
     }
     if (name == "tokens") {

@@ -70,9 +70,7 @@ Outcome run(Context& context, const std::string& folder) {
     const auto rows = static_cast<std::int64_t>(golden.tokens.size());
     const std::int64_t vocab = config.vocab_size;
 
-    KvCacheOptions cache_options;
-    cache_options.shape = {.kv_heads = config.kv_heads, .head_dim = config.head_dim, .value_dim = config.head_dim};
-    cache_options.layers = config.layers;
+    const KvCacheOptions cache_options = cache_options_of(config, {});
     KvCache cache(cache_options);
     std::vector<float> logits(static_cast<std::size_t>(rows * vocab));
     decoder.forward(context, golden.tokens, cache, logits.data(), rows, vocab);

@@ -160,4 +160,16 @@ std::string kv_types_name(const KvTypes& types) {
     return name;
 }
 
+void check_ring(const char* window_option, const char* sinks_option, std::int64_t window, std::int64_t sink_tokens) {
+    constexpr std::int64_t kMost = std::int64_t{1} << 40;
+    if (window < 0 || window > kMost) {
+        throw InvalidArgument(fmt::format("{} is {}; allowed: 1 to {}", window_option, window, kMost));
+    }
+    if (sink_tokens < 0 || (sink_tokens > 0 && sink_tokens >= window)) {
+        throw InvalidArgument(fmt::format("{} is {}; it must be 0 or more, and less than {} ({})", sinks_option,
+                                          sink_tokens, window_option,
+                                          window > 0 ? std::to_string(window) : std::string("not given")));
+    }
+}
+
 }  // namespace headlong::tools

@@ -31,6 +31,10 @@ std::vector<WeightType> parse_weight_types(const std::string& option, const std:
 /// The same where no list is allowed.
 KvTypes parse_kv_pair(const std::string& option, const std::string& text);
 
+/// What a ring is typed as: a window (0: none), and fewer sink tokens than that. Throws InvalidArgument, naming the
+/// options.
+void check_ring(const char* window_option, const char* sinks_option, std::int64_t window, std::int64_t sink_tokens);
+
 /// "f16", or "f16:f32" where they differ.
 std::string kv_types_name(const KvTypes& types);
 

@@ -51,7 +51,9 @@ struct Lengths {
 Lengths lengths_of(const ProfileArguments& arguments, const DecoderConfig& config) {
     constexpr std::int64_t kPrompt = 512;
     constexpr std::int64_t kSteps = 64;
-    const std::int64_t most = config.max_positions;
+    constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;  // through a ring
+    const std::int64_t most = arguments.window > 0 ? kMostTokens : config.max_positions;
+    const char* const limit = arguments.window > 0 ? "what is profiled at once" : "the model's max_position_embeddings";
     if (arguments.prompt_tokens && *arguments.prompt_tokens < 1) {
         throw InvalidArgument(fmt::format("-p is {}; it must be at least 1", *arguments.prompt_tokens));
     }
@@ -69,24 +71,34 @@ Lengths lengths_of(const ProfileArguments& arguments, const DecoderConfig& confi
     if (lengths.prompt > most || lengths.steps > most - lengths.prompt) {
         // only what was typed is to blame
         if (!arguments.decode_steps) {
-            throw InvalidArgument(
-                fmt::format("-p {}: at most {}, the model's max_position_embeddings", lengths.prompt, most));
+            throw InvalidArgument(fmt::format("-p {}: at most {}, {}", lengths.prompt, most, limit));
         }
         throw InvalidArgument(fmt::format(
-            "{} -n {}: together at most {}, the model's max_position_embeddings",
+            "{} -n {}: together at most {}, {}",
             arguments.prompt_tokens ? fmt::format("-p {}", lengths.prompt) : std::string("a prompt of 1 token and"),
-            lengths.steps, most));
+            lengths.steps, most, limit));
     }
     return lengths;
 }
 
+/// The cache that is profiled: a model's, or a ring.
+KvCacheOptions cache_of(const ProfileArguments& arguments, KvCacheOptions options) {
+    if (arguments.window == 0) return options;
+    options.ring = true;
+    options.capacity = arguments.window;
+    options.sink_tokens = arguments.sink_tokens;
+    return options;
+}
+
 /// Refuses what does not fit into memory, before any of it is allocated.
-void check_memory(Context& context, const DecoderConfig& config, const KvTypes& types, const Lengths& lengths) {
-    const std::size_t cache = KvCache::estimate_bytes(cache_options_of(config, types), lengths.prompt + lengths.steps);
+void check_memory(Context& context, const DecoderConfig& config, const KvTypes& types,
+                  const ProfileArguments& arguments, const Lengths& lengths) {
+    const std::size_t cache =
+        KvCache::estimate_bytes(cache_of(arguments, cache_options_of(config, types)), lengths.prompt + lengths.steps);
     const std::size_t weights = Decoder::weight_bytes(config);
     const std::array calls{std::min(lengths.prompt, kPrefillChunk), lengths.prompt % kPrefillChunk,
                            std::min(lengths.steps, std::int64_t{1})};
-    const std::size_t scratch = Decoder::scratch_bytes(context.impl(), config, calls, types);
+    const std::size_t scratch = Decoder::scratch_bytes(context.impl(), config, calls, types, {}, arguments.sink_tokens);
     const std::size_t needed = saturating_sum(saturating_sum(cache, weights), scratch);
     const std::uint64_t available = available_memory();
     if (needed > available) {
@@ -100,12 +112,13 @@ void check_memory(Context& context, const DecoderConfig& config, const KvTypes& 
 /// A prompt of valid tokens, and the tokens that follow, computed as often as asked for.
 class Runs {
   public:
-    Runs(Context& context, const Model& model, const KvTypes& types, TimedExecutor& executor, const Lengths& lengths)
+    Runs(Context& context, const Model& model, const KvCacheOptions& cache, TimedExecutor& executor,
+         const Lengths& lengths)
         : context_(context),
           decoder_(model.impl().decoder),
           executor_(executor),
           lengths_(lengths),
-          cache_(model.cache_options(types)),
+          cache_(cache),
           logits_(static_cast<std::size_t>(decoder_.config().vocab_size)),
           steps_(static_cast<std::size_t>(lengths.steps)) {
         std::mt19937 random(1);  // the same tokens everywhere
@@ -255,6 +268,7 @@ int run_profile(const ProfileArguments& arguments) {
     const DecoderConfig config = load_config(arguments.model);
     const Lengths lengths = lengths_of(arguments, config);
     const KvTypes types = parse_kv_pair("--kv", arguments.kv);
+    check_ring("--window", "--sink-tokens", arguments.window, arguments.sink_tokens);
     ContextOptions context_options = context_options_of(arguments.isa);
     const std::size_t threads = arguments.threads == 0 ? default_concurrency() : arguments.threads;
     allow_threads(threads);
@@ -262,12 +276,12 @@ int run_profile(const ProfileArguments& arguments) {
         std::make_shared<TimedExecutor>(threads == 1 ? make_serial_executor() : make_tbb_executor(threads));
     context_options.executor = executor;
     Context context(context_options);
-    check_memory(context, config, types, lengths);
+    check_memory(context, config, types, arguments, lengths);
     std::optional<TraceFile> trace;
     if (!arguments.trace.empty()) trace.emplace(arguments.trace);
     const Model model = load_model(context, arguments.model);
 
-    Runs runs(context, model, types, *executor, lengths);
+    Runs runs(context, model, cache_of(arguments, model.cache_options(types)), *executor, lengths);
     Runs::Phase prefill = runs.new_phase();
     Runs::Phase decode = runs.new_phase();
     {
