@@ -117,7 +117,8 @@ class KvCache {
     KvCache& operator=(KvCache&&) noexcept;
 
     /// Takes the blocks that `tokens` more tokens need in every layer, or throws OutOfMemory and changes nothing.
-    /// Appends of those tokens then cannot fail for want of memory (unless a fork is made in between).
+    /// Appends of those tokens, in any pieces, then cannot fail for want of blocks (unless a fork is made in between);
+    /// the context's scratch is another matter.
     void reserve(std::int64_t tokens);
 
     /// Appends keys [kv_heads, n, head_dim] and values [kv_heads, n, value_dim] to one layer, n >= 0, of any element
@@ -135,7 +136,7 @@ class KvCache {
     void discard_unfinished() noexcept;
     /// Takes back the newest tokens of all layers, down to `length`, 0 to length(). Throws WouldForget, and changes
     /// nothing, where a cache of so many tokens would hold positions that this one has forgotten: the tokens of the
-    /// last append can always be taken back.
+    /// last append can be taken back, unless others were appended to single layers since.
     void truncate(std::int64_t length);
     /// Forgets all tokens and returns the blocks to the pool.
     void reset() noexcept;

@@ -74,7 +74,8 @@ class Model {
 
     /// Options of a cache for this model: its layers, shape and rotary description, and max_positions as the capacity.
     KvCacheOptions cache_options(const KvTypes& types = {}) const;
-    /// The same for a ring of `window` tokens, of which the first sink_tokens stay: a text of any length.
+    /// The same for a ring of `window` tokens, of which the first sink_tokens stay: a text of any length. A window of
+    /// more than max_positions is allowed: queries then stand further from keys than the model was trained for.
     KvCacheOptions ring_options(std::int64_t window, std::int64_t sink_tokens, const KvTypes& types = {}) const;
 
     /// Appends tokens to a cache of cache_options() or ring_options(), of any types, and writes the logits [m,
