@@ -311,6 +311,7 @@ TEST_F(GenerationModelTest, ARingGivesTheSameTextWhateverTheChunks) {
     options.window = 70;
     options.sink_tokens = 4;
     for (const KvTypes& types : {KvTypes{}, KvTypes{KvType::int8, KvType::int8}, KvTypes{KvType::f16, KvType::int4}}) {
+        if (emulated() && types.keys != KvType::int8) continue;
         options.kv = types;
         options.prefill_chunk = 512;
         const Generation whole = run(options, prompt);
