@@ -5,8 +5,9 @@
 //   span        dot_panels -> softmax_span -> weighted_rows gives the tile's state, computed alone from zero
 //   fold        span states into the group's state in ascending order, groups into the total in ascending order
 //
-// Two ways to share this work give the same bits, since neither changes the arithmetic of a span or the fold:
+// Three ways to share this work give the same bits, since none changes the arithmetic of a span or the fold:
 //   walk        a task takes one row block through all its spans
+//   family      a task takes the rows of several sequences through the spans that all have, then each through its own
 //   split       a task takes some spans of a row block and stores their states; whoever finishes a row block's last
 //               task folds them
 // A row block is split if it is more than a task's share of the call: the long sequences of a batch, or all row blocks
