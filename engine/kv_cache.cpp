@@ -276,8 +276,7 @@ void KvCache::Impl::make_room(Layer& layer, std::int64_t tokens, std::int64_t co
 void KvCache::Impl::reserve(std::int64_t tokens) {
     if (tokens < 0) throw InvalidArgument(fmt::format("reserve: tokens is {}; it must not be negative", tokens));
     for (const Layer& layer : layers) check_length("reserve", layer, tokens);
-    // Layers that lack something take it one by one; what they have got is theirs to use even if a later one fails, but
-    // given back then: all of it or none.
+    // Layer by layer; where one gets nothing, those before it give back what they took.
     std::size_t done = 0;
     std::vector<std::int64_t> taken(layers.size());
     try {

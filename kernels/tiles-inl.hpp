@@ -46,13 +46,12 @@ inline constexpr bool kUnrolled = (Rows == Tiles::kRows && Panels == tile_panels
 // Steps between two looks at what is asked for ahead; unrolled.
 inline constexpr std::size_t kStepsAtOnce = 4;
 
-// How far ahead a stream asks for memory. Of 1, 2, 4 and 8 KiB, 1 and 2 read at least as fast as the best plain loop,
-// and 2 is for memory that is further away.
+// How far ahead a stream asks for memory. Of 0.25 to 16 KiB, 1 and 2 were as fast as any (bench/RESULTS.md), and 2 is
+// for memory that is further away.
 inline constexpr std::size_t kStreamAhead = 2048;
 
 /// Memory that will be read soon, asked for in the order in which it is read, and put in L2: lines in any other order
-/// (parts of the next block side by side) came at two thirds of the speed, and prefetchers of the processor that guess
-/// did not help. A region is followed by another one.
+/// (parts of the next block side by side) came at two thirds of the speed. A region is followed by another one.
 class Ahead {
   public:
     /// The region [begin, begin + bytes) is read, and then `next` (null: what follows in memory). A stream asks for
