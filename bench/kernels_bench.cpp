@@ -314,7 +314,7 @@ void swiglu(benchmark::State& state, Isa isa) {
     OneThread one(isa);
     const std::size_t count = argument(state, 0);
     AlignedFloats gate(count), up(count), out(count);
-    run_unlimited(state, bytes_of(3 * count), [&] { one.table.swiglu({gate.data(), up.data(), out.data(), count}); });
+    run_unlimited(state, bytes_of(3 * count), [&] { one.table.activate({gate.data(), up.data(), out.data(), count}); });
 }
 
 const bool registered = [] {

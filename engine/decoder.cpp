@@ -3,56 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <headlong/attention.hpp>
 #include <headlong/error.hpp>
-#include <set>
-#include <string>
 #include <utility>
 
 #include "engine/attention/call.hpp"
 #include "engine/kv_cache_impl.hpp"
-#include "engine/mapped_file.hpp"
 #include "engine/row_ops.hpp"
 
 namespace headlong {
 namespace {
-
-/// Takes tensors from a weight file by name, checks them, and remembers which ones were asked for.
-class Weights {
-  public:
-    explicit Weights(const SafetensorsFile& file) : file_(file) {}
-
-    const FileTensor& take(const std::string& name, const std::vector<std::int64_t>& shape) {
-        const FileTensor& tensor = file_.at(name);
-        if (tensor.type != FileType::f32 && tensor.type != FileType::f16 && tensor.type != FileType::bf16) {
-            fail(tensor, "F32, F16 or BF16");
-        }
-        if (tensor.shape != shape) fail(tensor, fmt::format("of shape [{}]", fmt::join(shape, ", ")));
-        taken_.insert(name);
-        return tensor;
-    }
-
-    /// A tensor that is not used would change what the model computes, if we knew how.
-    void refuse_rest(bool tied_embeddings, const std::string& head) const {
-        for (const FileTensor& tensor : file_.tensors()) {
-            const bool computed =
-                tensor.name.ends_with(".rotary_emb.inv_freq");  // old files store what config.json says
-            const bool tied_copy = tied_embeddings && tensor.name == head + ".weight";
-            if (!taken_.contains(tensor.name) && !computed && !tied_copy) {
-                throw BadFile(fmt::format("{}: tensor '{}' is not part of this architecture", one_line(file_.path()),
-                                          one_line(tensor.name)));
-            }
-        }
-    }
-
-  private:
-    [[noreturn]] void fail(const FileTensor& tensor, const std::string& allowed) const {
-        throw BadFile(fmt::format("{}: tensor '{}' is {}; it must be {}", one_line(file_.path()), one_line(tensor.name),
-                                  describe(tensor), allowed));
-    }
-    const SafetensorsFile& file_;
-    std::set<std::string, std::less<>> taken_;
-};
 
 std::size_t size(std::int64_t n) noexcept { return static_cast<std::size_t>(n); }
 
@@ -61,15 +23,13 @@ constexpr std::int64_t kNoLayer = -1;
 constexpr std::int64_t kNormFlops = 4;
 constexpr std::int64_t kActivationFlops = 5;
 
-WeightType stored_type(const FileTensor& weight) noexcept {
-    return weight.type == FileType::f16    ? WeightType::f16
-           : weight.type == FileType::bf16 ? WeightType::bf16
-                                           : WeightType::f32;
-}
-
 }  // namespace
 
-KvCacheOptions cache_options_of(const DecoderConfig& config, const KvTypes& types) {
+KvCacheOptions cache_options_of(const DecoderConfig& config, const KvTypes& types, std::int64_t capacity) {
+    if (capacity < 0 || capacity > config.max_positions) {
+        throw InvalidArgument(fmt::format("cache_options: capacity is {}; allowed: 0 to max_positions, {}", capacity,
+                                          config.max_positions));
+    }
     KvCacheOptions options;
     options.shape = {.kv_heads = config.kv_heads,
                      .head_dim = config.head_dim,
@@ -77,8 +37,9 @@ KvCacheOptions cache_options_of(const DecoderConfig& config, const KvTypes& type
                      .key_type = types.keys,
                      .value_type = types.values};
     options.layers = config.layers;
-    options.capacity = config.max_positions;
-    options.rotary = Rotary({.head_dim = config.head_dim, .theta = config.rope_theta});
+    options.capacity = capacity > 0 ? capacity : config.max_positions;
+    options.layer_windows = config.windows;
+    options.layer_rotary = config.rotaries_for(options.capacity);
     return options;
 }
 
@@ -90,28 +51,58 @@ struct Decoder::Activations {
     float* key;        ///< [tokens][kv_heads * head_dim]
     float* value;      ///< the same
     float* attention;  ///< [tokens][heads * head_dim]
-    float* gate;       ///< [tokens][intermediate]
+    float* gate;       ///< [tokens][intermediate], the larger of MLPs and experts
     float* up;         ///< the same
+    float* branch;     ///< [tokens][hidden]: what is to be added to the residual stream, if it is not added at once
+
+    // of experts
+    float* gathered;       ///< [tokens][hidden]: rows of one expert
+    float* result;         ///< the same
+    float* router;         ///< [tokens][experts]
+    float* chosen_weight;  ///< [tokens][used]
+    std::int32_t* chosen;  ///< the same: which expert
+
+    /// Calls take(columns) for one array after the other, which gives where it lies.
+    template <class Take>
+    Activations(const DecoderConfig& c, const Take& take) {
+        const Experts& e = c.experts;
+        const std::int64_t inner = std::max(c.intermediate_size, e.intermediate_size);
+        const std::int64_t routed = e.count > 0 ? c.hidden_size : 0;
+        residual = take(c.hidden_size);
+        normed = take(c.hidden_size);
+        query = take(c.heads * c.head_dim);
+        key = take(c.kv_heads * c.head_dim);
+        value = take(c.kv_heads * c.head_dim);
+        attention = take(c.heads * c.head_dim);
+        gate = take(c.gated() ? inner : 0);
+        up = take(inner);
+        branch = take(has_branch(c) ? c.hidden_size : 0);
+        gathered = take(routed);
+        result = take(routed);
+        router = take(e.count);
+        chosen_weight = take(e.used);
+        chosen = reinterpret_cast<std::int32_t*>(take(e.used));
+    }
+
+    /// Whether something happens to what attention or an MLP gives before it is added.
+    static bool has_branch(const DecoderConfig& c) noexcept {
+        return c.parallel || c.residual_multiplier != 1.0F || c.experts.count > 0 ||
+               c.names->attention_post_norm != nullptr || c.names->mlp_post_norm != nullptr;
+    }
 
     static std::size_t bytes(const DecoderConfig& c, std::int64_t tokens) noexcept {
-        const std::int64_t row =
-            2 * c.hidden_size + 2 * c.heads * c.head_dim + 2 * c.kv_heads * c.head_dim + 2 * c.intermediate_size;
+        std::int64_t row = 0;
+        const Activations counted(c, [&](std::int64_t columns) noexcept -> float* {
+            row += columns;
+            return nullptr;
+        });
+        static_cast<void>(counted);
         return saturating_product(saturating_product(size(row), size(tokens)), sizeof(float));
     }
 
-    Activations(Workspace& workspace, const DecoderConfig& c, std::int64_t tokens) {
-        const std::int64_t width = c.heads * c.head_dim;
-        const std::int64_t kv_width = c.kv_heads * c.head_dim;
+    static Activations in(Workspace& workspace, const DecoderConfig& c, std::int64_t tokens) {
         auto* p = reinterpret_cast<float*>(workspace.rows.ensure(bytes(c, tokens)));
-        const auto next = [&](std::int64_t columns) { return std::exchange(p, p + columns * tokens); };
-        residual = next(c.hidden_size);
-        normed = next(c.hidden_size);
-        query = next(width);
-        key = next(kv_width);
-        value = next(kv_width);
-        attention = next(width);
-        gate = next(c.intermediate_size);
-        up = next(c.intermediate_size);
+        return {c, [&](std::int64_t columns) { return std::exchange(p, p + columns * tokens); }};
     }
 };
 
@@ -133,77 +124,6 @@ class Decoder::Segments {
     ForwardLog* log_;
 };
 
-Decoder::Decoder(Context::Impl& context, std::pmr::memory_resource& memory, DecoderConfig config,
-                 std::shared_ptr<const SafetensorsFile> weights, std::optional<WeightType> type)
-    : config_(std::move(config)),
-      weights_(std::move(weights)),
-      rotary_(RotaryOptions{.head_dim = config_.head_dim, .theta = config_.rope_theta}) {
-    const DecoderConfig& c = config_;
-    const TensorNames& names = *c.names;
-    Weights file(*weights_);
-    const auto linear = [&](const std::string& name, std::int64_t inputs, std::int64_t outputs, bool has_bias) {
-        const FileTensor& weight = file.take(name + ".weight", {outputs, inputs});
-        const FileTensor* bias = has_bias ? &file.take(name + ".bias", {outputs}) : nullptr;
-        return Linear(context, memory, weight, bias, type.value_or(stored_type(weight)));
-    };
-    const auto norm = [&](const std::string& name) { return to_floats(file.take(name, {c.hidden_size})); };
-
-    embedding_ = &file.take(names.embedding, {c.vocab_size, c.hidden_size});
-    const std::int64_t width = c.heads * c.head_dim;
-    const std::int64_t kv_width = c.kv_heads * c.head_dim;
-    for (std::int64_t i = 0; i < c.layers; ++i) {
-        const auto named = [i](const char* pattern) { return fmt::format(fmt::runtime(pattern), i); };
-        layers_.push_back(std::unique_ptr<Layer>(new Layer{
-            .attention_norm = norm(named(names.attention_norm)),
-            .query = linear(named(names.query), c.hidden_size, width, c.attention_bias),
-            .key = linear(named(names.key), c.hidden_size, kv_width, c.attention_bias),
-            .value = linear(named(names.value), c.hidden_size, kv_width, c.attention_bias),
-            .attention_output = linear(named(names.attention_output), width, c.hidden_size, c.attention_bias),
-            .mlp_norm = norm(named(names.mlp_norm)),
-            .gate = linear(named(names.gate), c.hidden_size, c.intermediate_size, c.mlp_bias),
-            .up = linear(named(names.up), c.hidden_size, c.intermediate_size, c.mlp_bias),
-            .down = linear(named(names.down), c.intermediate_size, c.hidden_size, c.mlp_bias),
-        }));
-    }
-    final_norm_ = norm(names.final_norm);
-    if (c.tied_embeddings) {
-        head_ =
-            std::make_unique<Linear>(context, memory, *embedding_, nullptr, type.value_or(stored_type(*embedding_)));
-    } else {
-        head_ = std::unique_ptr<Linear>(new Linear(linear(names.head, c.hidden_size, c.vocab_size, false)));
-    }
-    file.refuse_rest(c.tied_embeddings, names.head);
-}
-
-std::size_t Decoder::weight_bytes(const DecoderConfig& c, std::optional<WeightType> type) noexcept {
-    const std::int64_t width = c.heads * c.head_dim;
-    const std::int64_t kv_width = c.kv_heads * c.head_dim;
-    std::size_t layer = 0;
-    const auto add = [&](std::int64_t inputs, std::int64_t outputs, bool has_bias) {
-        layer = saturating_sum(layer, Linear::bytes_for(inputs, outputs, has_bias, type.value_or(c.stored_type)));
-    };
-    add(c.hidden_size, width, c.attention_bias);
-    add(c.hidden_size, kv_width, c.attention_bias);
-    add(c.hidden_size, kv_width, c.attention_bias);
-    add(width, c.hidden_size, c.attention_bias);
-    add(c.hidden_size, c.intermediate_size, c.mlp_bias);
-    add(c.hidden_size, c.intermediate_size, c.mlp_bias);
-    add(c.intermediate_size, c.hidden_size, c.mlp_bias);
-    return saturating_sum(saturating_product(layer, size(c.layers)),
-                          Linear::bytes_for(c.hidden_size, c.vocab_size, false, type.value_or(c.stored_type)));
-}
-
-std::size_t Decoder::weight_bytes() const noexcept {
-    std::size_t bytes = head_->bytes();
-    for (const auto& layer : layers_) {
-        for (const Linear* linear : {&layer->query, &layer->key, &layer->value, &layer->attention_output, &layer->gate,
-                                     &layer->up, &layer->down}) {
-            bytes += linear->bytes();
-        }
-    }
-    return bytes;
-}
-
 std::size_t Decoder::scratch_bytes(const Context::Impl& context, const DecoderConfig& c,
                                    std::span<const std::int64_t> token_counts, const KvTypes& types,
                                    std::optional<WeightType> type, std::int64_t sink_tokens) noexcept {
@@ -211,6 +131,10 @@ std::size_t Decoder::scratch_bytes(const Context::Impl& context, const DecoderCo
     std::size_t tables = 0;  // of angles
     AttentionScratch attention;
     Linear::Scratch linear;
+    std::int64_t rotary_dim = 0;
+    for (const std::optional<Rotary>& rotary : c.rotaries) {
+        if (rotary) rotary_dim = std::max(rotary_dim, rotary->rotary_dim());
+    }
     for (const std::int64_t tokens : token_counts) {  // buffers grow to the most that any call needs of them
         if (tokens == 0) continue;
         const BlockTable blocks;
@@ -226,16 +150,17 @@ std::size_t Decoder::scratch_bytes(const Context::Impl& context, const DecoderCo
         problem.sequences = {&sequence, 1};
         const AttentionScratch of_call = attention_scratch(context, problem);
         rows = std::max(rows, Activations::bytes(c, tokens));
-        const KvCache::Impl::AppendScratch of_append =
-            KvCache::Impl::append_scratch(context, c.head_dim, c.head_dim, tokens);
-        tables = std::max({tables, of_append.tables,
-                           saturating_product(size((sink_tokens > 0 ? 2 : 1) * c.head_dim * tokens), sizeof(float))});
-        attention.workers = std::max(attention.workers, of_append.workers);
-        for (const std::int64_t inputs : {c.hidden_size, c.heads * c.head_dim, c.intermediate_size}) {
-            const Linear::Scratch of_layer = Linear::scratch(context, inputs, tokens, type.value_or(c.stored_type));
-            linear.workers = std::max(linear.workers, of_layer.workers);
-            linear.quantised = std::max(linear.quantised, of_layer.quantised);
+        if (rotary_dim > 0) {  // else keys are stored as they come, unless they are centred or transformed
+            const KvCache::Impl::AppendScratch of_append =
+                KvCache::Impl::append_scratch(context, c.head_dim, rotary_dim, tokens);
+            tables =
+                std::max({tables, of_append.tables,
+                          saturating_product(size((sink_tokens > 0 ? 2 : 1) * rotary_dim * tokens), sizeof(float))});
+            attention.workers = std::max(attention.workers, of_append.workers);
         }
+        const Linear::Scratch of_layers = linear_scratch(context, c, tokens, type);
+        linear.workers = std::max(linear.workers, of_layers.workers);
+        linear.quantised = std::max(linear.quantised, of_layers.quantised);
         attention.workers = std::max(attention.workers, of_call.workers);
         attention.units = std::max(attention.units, of_call.units);
         attention.states = std::max(attention.states, of_call.states);
@@ -245,6 +170,264 @@ std::size_t Decoder::scratch_bytes(const Context::Impl& context, const DecoderCo
                                          saturating_sum(linear.workers, linear.quantised)),
                           saturating_sum(saturating_sum(attention.workers, attention.units), attention.states));
 }
+
+/// One call of forward(), its tokens there.
+class Decoder::Pass {
+  public:
+    Pass(const Decoder& decoder, Context& context, Workspace& workspace, KvCache& cache, std::int64_t count,
+         const ForwardHooks& hooks, const Segments& segments)
+        : decoder_(decoder),
+          c_(decoder.config_),
+          context_(context),
+          impl_(context.impl()),
+          workspace_(workspace),
+          cache_(cache),
+          count_(count),
+          first_position_(cache.length()),
+          hooks_(hooks),
+          segments_(segments),
+          a_(Activations::in(workspace, decoder.config_, count)) {}
+
+    void run(std::span<const std::int32_t> tokens, float* logits, std::int64_t logit_rows, std::int64_t logit_stride) {
+        embed(tokens);
+        observe(0, "embedding", a_.residual, c_.hidden_size);
+        for (index_ = 0; index_ < c_.layers; ++index_) {
+            const Layer& layer = decoder_.layers_[size(index_)];
+            attention(layer);
+            mlp(layer);
+            observe(index_, "out", a_.residual, c_.hidden_size);
+        }
+        index_ = kNoLayer;
+        if (logit_rows > 0) head(logits, logit_rows, logit_stride);
+    }
+
+  private:
+    void embed(std::span<const std::int32_t> tokens) {
+        const FileTensor& table = *decoder_.embedding_;
+        const FileTensor* const positions = decoder_.position_embedding_;
+        segments_.begin(Operation::embedding, kNoLayer, 0, size(count_ * c_.hidden_size) * size_of(table.type));
+        for_rows(impl_, count_, [&](std::int64_t row) noexcept {
+            const std::span<float> x(a_.residual + row * c_.hidden_size, size(c_.hidden_size));
+            copy_floats(table, size(tokens[size(row)]) * x.size(), x);
+            if (c_.embedding_multiplier != 1.0F) {
+                for (float& element : x) element *= c_.embedding_multiplier;
+            }
+            if (positions == nullptr) return;
+            float* const position = a_.normed + row * c_.hidden_size;
+            copy_floats(*positions, size(first_position_ + row) * x.size(), {position, x.size()});
+            for (std::size_t i = 0; i < x.size(); ++i) x[i] += position[i];
+        });
+    }
+
+    void attention(const Layer& layer) {
+        const std::int64_t width = c_.heads * c_.head_dim;
+        const std::int64_t kv_width = c_.kv_heads * c_.head_dim;
+        const float* const x = normalised(layer.attention_norm);
+        project(*layer.query, x, a_.query);
+        project(*layer.key, x, a_.key);
+        project(*layer.value, x, a_.value);
+        const bool whole = c_.qk_norm == QkNorm::all_heads;
+        if (!layer.query_norm.empty()) {
+            norm(layer.query_norm, a_.query, whole ? count_ : count_ * c_.heads, a_.query);
+            norm(layer.key_norm, a_.key, whole ? count_ : count_ * c_.kv_heads, a_.key);
+        }
+        observe_rotated("q", a_.query, c_.heads);
+        observe_rotated("k", a_.key, c_.kv_heads);
+        observe(index_, "v", a_.value, kv_width);
+        segments_.begin(Operation::append, index_, 0, kv_bytes(count_));
+        cache_.append(context_, size(index_), input(a_.key, c_.kv_heads), input(a_.value, c_.kv_heads));
+        const CachedQuery query{.query = input(a_.query, c_.heads),
+                                .cache = &cache_,
+                                .layer = size(index_),
+                                .output = {a_.attention, DType::f32, extents(c_.heads), strides(c_.heads)}};
+        AttentionOptions options;
+        options.scale = c_.attention_scale;
+        options.softcap = c_.attention_softcap;
+        options.sink_logits = layer.sinks;
+        const KvCache::Impl::Layer& held = cache_.impl().layer(size(index_));
+        std::int64_t seen_pairs = 0;
+        for (std::int64_t i = 0; i < count_; ++i) seen_pairs += held.seen_at(first_position_ + i);
+        segments_.begin(Operation::attention, index_, 4 * width * seen_pairs, kv_bytes(held.held()));
+        attend(context_, std::span(&query, 1), options);
+        observe(index_, "attn", a_.attention, width);
+        add(*layer.attention_output, a_.attention, layer.attention_post_norm, c_.parallel);
+    }
+
+    void mlp(const Layer& layer) {
+        const float* const x = normalised(layer.mlp_norm);
+        if (c_.parallel) add_branch();  // attention's, now that the MLP's input has been made without it
+        if (layer.router != nullptr) {
+            mix(layer, x);
+        } else {
+            inner(layer.mlps.front(), x, count_);
+            add(*layer.mlps.front().down, activated(layer.mlps.front()), layer.mlp_post_norm, false);
+        }
+    }
+
+    /// What an MLP has before its last projection, of `rows` rows.
+    void inner(const Mlp& mlp, const float* x, std::int64_t rows) {
+        if (mlp.gate != nullptr) apply(Operation::projection, *mlp.gate, x, rows, a_.gate);
+        apply(Operation::projection, *mlp.up, x, rows, a_.up);
+        const std::int64_t columns = mlp.up->outputs();
+        segments_.begin(Operation::activation, index_, kActivationFlops * columns * rows, 0);
+        float* const out = activated(mlp);
+        activate(impl_, c_.activation, out, mlp.gate != nullptr ? a_.up : nullptr, rows, columns, out,
+                 c_.activation_limit);
+    }
+    float* activated(const Mlp& mlp) const noexcept { return mlp.gate != nullptr ? a_.gate : a_.up; }
+
+    /// A mixture of experts, expert by expert in ascending order: what a token gets does not depend on the others.
+    void mix(const Layer& layer, const float* x) {
+        const std::int64_t hidden = c_.hidden_size;
+        apply(Operation::projection, *layer.router, x, count_, a_.router);
+        route();
+        std::fill_n(a_.branch, count_ * hidden, 0.0F);
+        const std::int64_t picks = count_ * c_.experts.used;
+        for (std::int64_t expert = 0; expert < c_.experts.count; ++expert) {
+            std::int64_t rows = 0;
+            const auto for_picks = [&](const auto& visit) {
+                for (std::int64_t i = 0; i < picks; ++i) {
+                    if (a_.chosen[i] == expert) visit(i);
+                }
+            };
+            for_picks([&](std::int64_t i) {
+                std::copy_n(x + i / c_.experts.used * hidden, hidden, a_.gathered + rows++ * hidden);
+            });
+            if (rows == 0) continue;
+            const Mlp& mlp = layer.mlps[size(expert)];
+            inner(mlp, a_.gathered, rows);
+            apply(Operation::projection, *mlp.down, activated(mlp), rows, a_.result);
+            rows = 0;
+            for_picks([&](std::int64_t i) {
+                add_scaled(impl_, a_.result + rows++ * hidden, a_.chosen_weight[i], 1, hidden,
+                           a_.branch + i / c_.experts.used * hidden);
+            });
+        }
+        finish_branch(layer.mlp_post_norm, false);
+    }
+
+    /// The experts of each token, those of its largest router logits (of equals the first), and their weights.
+    void route() {
+        const Experts& e = c_.experts;
+        for_rows(impl_, count_, [&](std::int64_t row) noexcept {
+            float* const logit = a_.router + row * e.count;
+            std::int32_t* const chosen = a_.chosen + row * e.used;
+            float* const weight = a_.chosen_weight + row * e.used;
+            const float largest = *std::max_element(logit, logit + e.count);
+            float sum = 0.0F;
+            for (std::int64_t i = 0; !e.normalised && i < e.count; ++i) sum += std::exp(logit[i] - largest);
+            for (std::int64_t i = 0; i < e.used; ++i) {
+                const auto best = static_cast<std::int32_t>(std::max_element(logit, logit + e.count) - logit);
+                chosen[i] = best;
+                weight[i] = std::exp(logit[best] - largest);
+                logit[best] = -std::numeric_limits<float>::infinity();
+                if (e.normalised) sum += weight[i];
+            }
+            for (std::int64_t i = 0; i < e.used; ++i) weight[i] /= sum;
+        });
+    }
+
+    void head(float* logits, std::int64_t rows, std::int64_t stride) {
+        norm(decoder_.final_norm_, a_.residual + (count_ - rows) * c_.hidden_size, rows, a_.normed);
+        const Linear& head = *decoder_.head_;
+        segments_.begin(Operation::output_head, kNoLayer, 2 * head.inputs() * head.outputs() * rows, head.bytes());
+        head.apply(impl_, workspace_, a_.normed, head.inputs(), rows, logits, stride);
+        if (c_.logit_softcap > 0.0F) {
+            for_rows(impl_, rows, [&](std::int64_t row) noexcept { cap(logits + row * stride); });
+        }
+    }
+
+    /// softcap * tanh(x / softcap) of a row of logits, as attention does it to a span of scores.
+    void cap(float* row) const noexcept {
+        kernels::ScoreRules rules;
+        rules.softcap = c_.logit_softcap;
+        std::array<float, kernels::kSpanTokens> scores{};
+        for (std::int64_t first = 0; first < c_.vocab_size; first += kernels::kSpanTokens) {
+            const auto n = std::min<std::int64_t>(kernels::kSpanTokens, c_.vocab_size - first);
+            const kernels::TokenRange range{0, static_cast<std::uint32_t>(n)};
+            std::copy_n(row + first, n, scores.data());
+            impl_.kernels.adjust_scores({scores.data(), kernels::kSpanTokens, 1, &range, rules});
+            std::copy_n(scores.data(), n, row + first);
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------------ what all share
+
+    /// The residual stream, normalised if there is a norm.
+    const float* normalised(const NormWeights& weights) {
+        if (weights.empty()) return a_.residual;
+        norm(weights, a_.residual, count_, a_.normed);
+        return a_.normed;
+    }
+
+    void norm(const NormWeights& weights, const float* x, std::int64_t rows, float* out) {
+        const auto columns = static_cast<std::int64_t>(weights.weight.size());
+        const auto epsilon = static_cast<float>(c_.norm_epsilon);
+        segments_.begin(Operation::norm, index_, kNormFlops * rows * columns,
+                        (weights.weight.size() + weights.bias.size()) * sizeof(float));
+        if (c_.norm == Norm::layer) {
+            layer_norm(impl_, x, rows, columns, weights.weight.data(), weights.bias.data(), epsilon, out);
+        } else {
+            rms_norm(impl_, x, rows, columns, weights.weight.data(), epsilon, out);
+        }
+    }
+
+    void apply(Operation operation, const Linear& linear, const float* x, std::int64_t rows, float* y,
+               Linear::Into into = Linear::Into::overwrite) {
+        segments_.begin(operation, index_, 2 * linear.inputs() * linear.outputs() * rows, linear.bytes());
+        linear.apply(impl_, workspace_, x, linear.inputs(), rows, y, linear.outputs(), into);
+    }
+    void project(const Linear& linear, const float* x, float* y) { apply(Operation::projection, linear, x, count_, y); }
+
+    /// Adds what `linear` makes of x to the residual stream, or, `later`, leaves it in `branch`.
+    void add(const Linear& linear, const float* x, const NormWeights& post_norm, bool later) {
+        if (!later && post_norm.empty() && c_.residual_multiplier == 1.0F) {
+            apply(Operation::projection, linear, x, count_, a_.residual, Linear::Into::add);
+        } else {
+            project(linear, x, a_.branch);
+            finish_branch(post_norm, later);
+        }
+    }
+    void finish_branch(const NormWeights& post_norm, bool later) {
+        if (!post_norm.empty()) norm(post_norm, a_.branch, count_, a_.branch);
+        if (!later) add_branch();
+    }
+    void add_branch() { add_scaled(impl_, a_.branch, c_.residual_multiplier, count_, c_.hidden_size, a_.residual); }
+
+    std::size_t kv_bytes(std::int64_t rows) const noexcept { return size(rows) * token_bytes_of(cache_.shape()); }
+    Extents<3> extents(std::int64_t heads) const noexcept { return {heads, count_, c_.head_dim}; }
+    Extents<3> strides(std::int64_t heads) const noexcept { return {c_.head_dim, heads * c_.head_dim, 1}; }
+    InputTensor<3> input(const float* rows, std::int64_t heads) const noexcept {
+        return {rows, DType::f32, extents(heads), strides(heads)};
+    }
+
+    void observe(std::int64_t layer, std::string_view name, const float* rows, std::int64_t columns) const {
+        if (hooks_.observer) hooks_.observer(layer, name, rows, columns);
+    }
+    /// The cache rotates what it stores and what it is asked; who looks on sees rows as they are then.
+    void observe_rotated(std::string_view name, const float* rows, std::int64_t heads) const {
+        if (!hooks_.observer) return;
+        const std::optional<Rotary>& rotary = cache_.rotary(size(index_));
+        if (!rotary) return observe(index_, name, rows, heads * c_.head_dim);
+        std::vector<float> rotated(size(count_ * heads * c_.head_dim));
+        rotate(context_, *rotary, input(rows, heads), first_position_,
+               {rotated.data(), DType::f32, extents(heads), strides(heads)});
+        observe(index_, name, rotated.data(), heads * c_.head_dim);
+    }
+
+    const Decoder& decoder_;
+    const DecoderConfig& c_;
+    Context& context_;
+    Context::Impl& impl_;
+    Workspace& workspace_;
+    KvCache& cache_;
+    const std::int64_t count_;
+    const std::int64_t first_position_;
+    const ForwardHooks& hooks_;
+    const Segments& segments_;
+    const Activations a_;
+    std::int64_t index_ = kNoLayer;  ///< the layer that is computed
+};
 
 void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
                       std::int64_t logit_rows, std::int64_t logit_stride, const ForwardHooks& hooks) const {
@@ -259,106 +442,15 @@ void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, Kv
         }
     }
     cache.reserve(static_cast<std::int64_t>(tokens.size()));
+    if (tokens.empty()) return;
     try {
-        run(context, tokens, cache, logits, logit_rows, logit_stride, hooks, segments);
+        auto workspace = context.impl().workspaces.lend();
+        Pass pass(*this, context, *workspace, cache, static_cast<std::int64_t>(tokens.size()), hooks, segments);
+        pass.run(tokens, logits, logit_rows, logit_stride);
     } catch (...) {
         cache.impl().take_back(held);  // exact: nothing that a cache of `held` tokens holds is forgotten yet
         throw;
     }
-}
-
-void Decoder::run(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
-                  std::int64_t logit_rows, std::int64_t logit_stride, const ForwardHooks& hooks,
-                  const Segments& segments) const {
-    const DecoderConfig& c = config_;
-    const auto count = static_cast<std::int64_t>(tokens.size());
-    if (count == 0) return;
-    const std::int64_t first_position = cache.length();
-    const std::int64_t width = c.heads * c.head_dim;
-    const std::int64_t kv_width = c.kv_heads * c.head_dim;
-    Context::Impl& impl = context.impl();
-    auto workspace = impl.workspaces.lend();
-    const Activations a(*workspace, c, count);
-    const auto observe = [&](std::int64_t layer, std::string_view name, const float* rows, std::int64_t columns) {
-        if (hooks.observer) hooks.observer(layer, name, rows, columns);
-    };
-    // The cache rotates what it stores and what it is asked; who looks on sees rows as they are then.
-    const auto observe_rotated = [&](std::int64_t layer, std::string_view name, const float* rows, std::int64_t heads) {
-        if (!hooks.observer) return;
-        std::vector<float> rotated(size(count * heads * c.head_dim));
-        const Extents<3> extents{heads, count, c.head_dim};
-        const Extents<3> strides{c.head_dim, heads * c.head_dim, 1};
-        rotate(context, rotary_, {rows, DType::f32, extents, strides}, first_position,
-               {rotated.data(), DType::f32, extents, strides});
-        observe(layer, name, rotated.data(), heads * c.head_dim);
-    };
-    const auto norm = [&](std::int64_t layer, const float* rows, std::int64_t row_count,
-                          const std::vector<float>& weight) {
-        segments.begin(Operation::norm, layer, kNormFlops * row_count * c.hidden_size, weight.size() * sizeof(float));
-        rms_norm(impl, rows, row_count, c.hidden_size, weight.data(), static_cast<float>(c.norm_epsilon), a.normed);
-    };
-    const auto extents = [&](std::int64_t heads) { return Extents<3>{heads, count, c.head_dim}; };
-    const auto strides = [&](std::int64_t heads) { return Extents<3>{c.head_dim, heads * c.head_dim, 1}; };
-    const auto input = [&](const float* rows, std::int64_t heads) {
-        return InputTensor<3>{rows, DType::f32, extents(heads), strides(heads)};
-    };
-    const auto output = [&](float* rows, std::int64_t heads) {
-        return OutputTensor<3>{rows, DType::f32, extents(heads), strides(heads)};
-    };
-
-    const auto apply = [&](Operation operation, std::int64_t layer, const Linear& linear, const float* x,
-                           std::int64_t rows, float* y, std::int64_t y_stride, Linear::Into into) {
-        segments.begin(operation, layer, 2 * linear.inputs() * linear.outputs() * rows, linear.bytes());
-        linear.apply(impl, *workspace, x, linear.inputs(), rows, y, y_stride, into);
-    };
-    const auto project = [&](std::int64_t layer, const Linear& linear, const float* x, float* y,
-                             Linear::Into into = Linear::Into::overwrite) {
-        apply(Operation::projection, layer, linear, x, count, y, linear.outputs(), into);
-    };
-    const auto kv_bytes = [&](std::int64_t rows) { return size(rows) * token_bytes_of(cache.shape()); };
-
-    segments.begin(Operation::embedding, kNoLayer, 0, size(count * c.hidden_size) * size_of(embedding_->type));
-    for_rows(impl, count, [&](std::int64_t row) noexcept {
-        copy_floats(*embedding_, size(tokens[size(row)]) * size(c.hidden_size),
-                    {a.residual + row * c.hidden_size, size(c.hidden_size)});
-    });
-    observe(0, "embedding", a.residual, c.hidden_size);
-
-    for (std::int64_t index = 0; index < c.layers; ++index) {
-        const Layer& layer = *layers_[size(index)];
-        norm(index, a.residual, count, layer.attention_norm);
-        project(index, layer.query, a.normed, a.query);
-        project(index, layer.key, a.normed, a.key);
-        project(index, layer.value, a.normed, a.value);
-        observe_rotated(index, "q", a.query, c.heads);
-        observe_rotated(index, "k", a.key, c.kv_heads);
-        observe(index, "v", a.value, kv_width);
-        segments.begin(Operation::append, index, 0, kv_bytes(count));
-        cache.append(context, size(index), input(a.key, c.kv_heads), input(a.value, c.kv_heads));
-        const CachedQuery query{.query = input(a.query, c.heads),
-                                .cache = &cache,
-                                .layer = size(index),
-                                .output = output(a.attention, c.heads)};
-        const KvCache::Impl::Layer& held = cache.impl().layer(size(index));
-        std::int64_t seen_pairs = 0;
-        for (std::int64_t i = 0; i < count; ++i) seen_pairs += held.seen_at(first_position + i);
-        segments.begin(Operation::attention, index, 4 * width * seen_pairs, kv_bytes(held.held()));
-        attend(context, std::span(&query, 1));
-        observe(index, "attn", a.attention, width);
-        project(index, layer.attention_output, a.attention, a.residual, Linear::Into::add);
-
-        norm(index, a.residual, count, layer.mlp_norm);
-        project(index, layer.gate, a.normed, a.gate);
-        project(index, layer.up, a.normed, a.up);
-        segments.begin(Operation::activation, index, kActivationFlops * c.intermediate_size * count, 0);
-        swiglu(impl, a.gate, a.up, count, c.intermediate_size, a.gate);
-        project(index, layer.down, a.gate, a.residual, Linear::Into::add);
-        observe(index, "out", a.residual, c.hidden_size);
-    }
-    if (logit_rows == 0) return;
-    norm(kNoLayer, a.residual + (count - logit_rows) * c.hidden_size, logit_rows, final_norm_);
-    apply(Operation::output_head, kNoLayer, *head_, a.normed, logit_rows, logits, logit_stride,
-          Linear::Into::overwrite);
 }
 
 }  // namespace headlong

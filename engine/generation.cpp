@@ -10,6 +10,7 @@
 #include <headlong/model.hpp>
 
 #include "engine/context_impl.hpp"
+#include "engine/model_impl.hpp"
 #include "engine/utf8.hpp"
 
 namespace headlong {
@@ -105,7 +106,8 @@ Generation run(Context& context, const Model& model, KvCache& cache, std::vector
     Generation result;
     result.prompt_tokens = std::move(prompt);
     const auto prompt_length = static_cast<std::int64_t>(result.prompt_tokens.size());
-    if (!cache.ring() && prompt_length > info.max_positions - cache.length()) {
+    const bool bounded = !cache.ring() || model.impl().decoder.config().learned_positions;
+    if (bounded && prompt_length > info.max_positions - cache.length()) {
         throw InvalidArgument(fmt::format("prompt: has {} tokens after {}; the model's max_position_embeddings is {}",
                                           prompt_length, cache.length(), info.max_positions));
     }
@@ -118,7 +120,7 @@ Generation run(Context& context, const Model& model, KvCache& cache, std::vector
     const auto prefill_start = Clock::now();
     while (result.prefill_tokens < prompt_length && !cancelled()) {
         const std::int64_t most =
-            cache.ring() ? std::min(options.prefill_chunk, cache.max_chunk()) : options.prefill_chunk;
+            cache.forgets() ? std::min(options.prefill_chunk, cache.max_chunk()) : options.prefill_chunk;
         const std::int64_t count = std::min(most, prompt_length - result.prefill_tokens);
         const bool last = result.prefill_tokens + count == prompt_length;
         const auto chunk =
@@ -145,7 +147,7 @@ Generation run(Context& context, const Model& model, KvCache& cache, std::vector
         result.reason = StopReason::max_tokens;
         if (generated() >= options.max_tokens) break;
         result.reason = StopReason::context_full;
-        if (!cache.ring() && length_before + generated() >= info.max_positions) break;
+        if (bounded && length_before + generated() >= info.max_positions) break;
         if (generated() > 0) {  // the logits of the last token are needed only now
             model.forward(context, std::span(result.tokens).last(1), cache, one_row);
             ++result.decode_steps;
@@ -180,8 +182,11 @@ Generation generate(Context& context, const Model& model, std::string_view promp
         if (tokens.empty() && info.bos_id) tokens.push_back(*info.bos_id);
         if (tokens.empty() && !info.eos_ids.empty()) tokens.push_back(info.eos_ids.front());
         if (tokens.empty()) throw InvalidArgument("prompt: is empty, and the model has no token to start from");
+        const std::int64_t left = info.max_positions - static_cast<std::int64_t>(tokens.size());
+        const std::int64_t capacity =  // no more than there is to say: it may be that of a short text
+            options.max_tokens < left ? info.max_positions - left + options.max_tokens : info.max_positions;
         KvCache cache(options.window > 0 ? model.ring_options(options.window, options.sink_tokens, options.kv)
-                                         : model.cache_options(options.kv));
+                                         : model.cache_options(options.kv, capacity));
         return run(context, model, cache, std::move(tokens), options);
     });
 }

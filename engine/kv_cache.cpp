@@ -63,6 +63,21 @@ void check_options(const KvCacheOptions& options) {
         throw InvalidArgument(fmt::format("KvCacheOptions: rotary is made for a head_dim of {}; the shape's is {}",
                                           options.rotary->head_dim(), options.shape.head_dim));
     }
+    if (options.rotary && !options.layer_rotary.empty()) {
+        throw InvalidArgument("KvCacheOptions: rotary and layer_rotary are both given; give one");
+    }
+    if (!options.layer_rotary.empty() && options.layer_rotary.size() != static_cast<std::size_t>(options.layers)) {
+        throw InvalidArgument(
+            fmt::format("KvCacheOptions: layer_rotary has {} elements; it must have one per layer, {}",
+                        options.layer_rotary.size(), options.layers));
+    }
+    for (std::size_t i = 0; i < options.layer_rotary.size(); ++i) {
+        const std::optional<Rotary>& rotary = options.layer_rotary[i];
+        if (!rotary || rotary->head_dim() == options.shape.head_dim) continue;
+        throw InvalidArgument(
+            fmt::format("KvCacheOptions: layer_rotary[{}] is made for a head_dim of {}; the shape's is {}", i,
+                        rotary->head_dim(), options.shape.head_dim));
+    }
     const bool codes = kernels::has_codes(stored_type(options.shape.key_type));
     if (options.hadamard_keys && !codes) {
         throw InvalidArgument(fmt::format("KvCacheOptions: hadamard_keys is true and keys are {}; allowed: int8, int4",
@@ -99,6 +114,13 @@ std::shared_ptr<BlockPool> pool_of(const KvCacheOptions& options) {
     return options.pool != nullptr ? options.pool : std::make_shared<BlockPool>(options.shape, options.memory);
 }
 
+std::shared_ptr<const std::vector<std::optional<Rotary>>> rotaries_of(const KvCacheOptions& options) {
+    using Rotaries = std::vector<std::optional<Rotary>>;
+    const auto& per_layer = options.layer_rotary;
+    return std::make_shared<const Rotaries>(per_layer.empty() ? Rotaries{options.rotary}
+                                                              : Rotaries(per_layer.begin(), per_layer.end()));
+}
+
 /// Writes one element, rounded to nearest even where its type is narrower.
 void store_element(void* data, DType type, std::int64_t offset, float x) noexcept {
     switch (type) {
@@ -121,6 +143,7 @@ constexpr std::int64_t kRoundTokens = 64 * kBlock;
 
 /// Where keys are made ready before they are stored: a part of a workspace.
 struct KvCache::Impl::RowScratch {
+    const std::optional<Rotary>& rotary;
     float* cosine;  ///< [kRoundTokens][half], of the round's first row on; with a rotary description
     float* sine;
     float* rows;  ///< [worker][kPanelTokens][head_dim]
@@ -132,7 +155,7 @@ KvCache::Impl::Impl(const KvCacheOptions& options)
       ring(options.ring),
       sink_tokens(options.sink_tokens),
       max_chunk(options.max_chunk),
-      rotary(options.rotary),
+      rotaries(rotaries_of(options)),
       transform(std::make_shared<const KeyTransform>(
           KeyTransform{{options.key_centre.begin(), options.key_centre.end()}, options.hadamard_keys})),
       layers(static_cast<std::size_t>(options.layers)) {
@@ -159,7 +182,7 @@ KvCache::Impl::Impl(const Impl& parent, std::nullptr_t)
       ring(parent.ring),
       sink_tokens(parent.sink_tokens),
       max_chunk(parent.max_chunk),
-      rotary(parent.rotary),
+      rotaries(parent.rotaries),
       transform(parent.transform),
       layers(parent.layers.size()) {
     for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -342,6 +365,7 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
                         "may be ahead by max_chunk, {}",
                         tokens, layer.length - committed, max_chunk));
     }
+    const std::optional<Rotary>& rotary = this->rotary(index);
     if (!rotary && !transform->changes_keys()) {
         make_room(layer, tokens, committed);
         pack(context, layer, keys, values, 0, tokens, nullptr);
@@ -352,7 +376,7 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
         const auto round = static_cast<std::size_t>(std::min(tokens, kRoundTokens));
         const AppendScratch bytes = append_scratch(impl, shape.head_dim, turned, tokens);
         auto workspace = impl.workspaces.lend();
-        RowScratch scratch{};
+        RowScratch scratch{.rotary = rotary, .cosine = nullptr, .sine = nullptr, .rows = nullptr};
         scratch.cosine = reinterpret_cast<float*>(workspace->rows.ensure(bytes.tables));
         scratch.sine = scratch.cosine + round * half;
         scratch.rows = reinterpret_cast<float*>(workspace->workers.ensure(bytes.workers));
@@ -388,6 +412,7 @@ void KvCache::Impl::pack(Context& context, const Layer& layer, const InputTensor
     // Keys `from` on of a head, made ready in dense rows and stored a panel at a time.
     const auto store_ready = [&](std::size_t head, std::int64_t from, std::size_t count, const Block& block,
                                  std::size_t lane, std::size_t worker) noexcept {
+        const std::optional<Rotary>& rotary = scratch->rotary;
         const auto half = rotary ? static_cast<std::size_t>(rotary->rotary_dim()) / 2 : 0;
         const bool interleaved = rotary && rotary->pairing() == RotaryPairing::interleaved;
         const auto key_head = static_cast<std::int64_t>(head);
@@ -536,7 +561,13 @@ std::int64_t KvCache::sink_tokens() const noexcept { return impl_->sink_tokens; 
 std::int64_t KvCache::max_chunk() const noexcept { return impl_->max_chunk; }
 std::size_t KvCache::layers() const noexcept { return impl_->layers.size(); }
 const KvShape& KvCache::shape() const noexcept { return impl_->pool->shape(); }
-const std::optional<Rotary>& KvCache::rotary() const noexcept { return impl_->rotary; }
+bool KvCache::forgets() const noexcept {
+    return std::ranges::any_of(impl_->layers, [](const Impl::Layer& layer) { return layer.forgets(); });
+}
+const std::optional<Rotary>& KvCache::rotary(std::size_t layer) const {
+    static_cast<void>(impl_->layer(layer));
+    return impl_->rotary(layer);
+}
 const std::shared_ptr<BlockPool>& KvCache::pool() const noexcept { return impl_->pool; }
 
 std::size_t KvCache::used_bytes() const noexcept {

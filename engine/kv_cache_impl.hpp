@@ -58,6 +58,9 @@ class KvCache::Impl {
                                         std::int64_t tokens) noexcept;
 
     const Layer& layer(std::size_t index) const;  ///< throws InvalidArgument if there is none
+    const std::optional<Rotary>& rotary(std::size_t index) const noexcept {
+        return (*rotaries)[rotaries->size() == 1 ? 0 : index];
+    }
     std::int64_t length() const noexcept;
     void reserve(std::int64_t tokens);
     void append(Context& context, std::size_t layer, const InputTensor<3>& keys, const InputTensor<3>& values);
@@ -80,8 +83,8 @@ class KvCache::Impl {
     const bool ring;
     const std::int64_t sink_tokens;
     const std::int64_t max_chunk;
-    const std::optional<Rotary> rotary;
-    const std::shared_ptr<const KeyTransform> transform;  ///< forks have the same one
+    const std::shared_ptr<const std::vector<std::optional<Rotary>>> rotaries;  ///< per layer, or one for all
+    const std::shared_ptr<const KeyTransform> transform;                       ///< forks have the same one
     std::vector<Layer> layers;
 
   private:

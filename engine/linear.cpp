@@ -3,13 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <headlong/error.hpp>
+#include <limits>
 #include <span>
 
+#include "engine/block_rows.hpp"
 #include "engine/parallel.hpp"
 #include "engine/validate.hpp"
-#include "kernels/half.hpp"
 
 namespace headlong {
 namespace {
@@ -40,33 +42,59 @@ constexpr std::size_t kStreamPanels = 8;
 std::size_t ceil_div(std::size_t a, std::size_t b) noexcept { return (a + b - 1) / b; }
 std::size_t size(std::int64_t n) noexcept { return static_cast<std::size_t>(n); }
 
-ElementType element_type(WeightType type) noexcept {
+kernels::StoredType stored_type(WeightType type) noexcept {
     switch (type) {
+        case WeightType::f32:
+            break;
         case WeightType::f16:
-            return ElementType::f16;
+            return kernels::StoredType::f16;
         case WeightType::bf16:
-            return ElementType::bf16;
-        default:
-            return ElementType::f32;
+            return kernels::StoredType::bf16;
+        case WeightType::int8:
+            return kernels::StoredType::int8;
+        case WeightType::int4:
+            return kernels::StoredType::int4;
     }
+    return kernels::StoredType::f32;
 }
 
+bool has_codes(WeightType type) noexcept { return kernels::has_codes(stored_type(type)); }
+
+/// Of one without codes.
+ElementType element_type(WeightType type) noexcept { return kernels::element_type(stored_type(type)); }
+
 std::size_t panel_bytes_of(std::size_t inputs, WeightType type) noexcept {
-    if (type == WeightType::int8) return kernels::code_panel_bytes(kernels::StoredType::int8, inputs);
+    if (has_codes(type)) return kernels::code_panel_bytes(stored_type(type), inputs);
     return saturating_product(inputs, kPanelTokens * kernels::element_bytes(element_type(type)));
 }
 
-/// Throws if a weight would become infinite by rounding.
-void check_range(const FileTensor& weight, std::span<const float> rows, WeightType type) {
-    const bool f16 = type == WeightType::f16;
-    if (!f16 && type != WeightType::bf16) return;
-    for (const float x : rows) {
-        if (std::abs(x) >= (f16 ? kF16Infinity : kBf16Infinity) && std::isfinite(x)) {
-            throw Unsupported(fmt::format(
-                "tensor '{}': a weight is {}; {}", weight.name, x,
-                f16 ? "f16 holds at most 65504: use bf16 or f32" : "bf16 holds at most 3.3895e38: use f32"));
-        }
+/// The least magnitude that becomes infinite when it is stored as this type; finite floats.
+float infinity_of(WeightType type) noexcept {
+    return type == WeightType::f16    ? kF16Infinity
+           : type == WeightType::bf16 ? kBf16Infinity
+                                      : std::numeric_limits<float>::infinity();
+}
+
+/// Copies the weights of `count` outputs from `first` on: to rows of inputs, or, where a file has the inputs apart,
+/// to [inputs][count]. Returns the rows.
+kernels::Rows copy_weights(const FileMatrix& weight, std::size_t first, std::size_t count, float* out,
+                           std::span<float> run) {
+    const std::size_t inputs = size(weight.inputs);
+    const auto element = [&](std::size_t output, std::size_t input) {
+        return size(weight.element(static_cast<std::int64_t>(first + output), static_cast<std::int64_t>(input)));
+    };
+    if (weight.input_stride == 1) {
+        for (std::size_t o = 0; o < count; ++o) copy_floats(*weight.tensor, element(o, 0), {out + o * inputs, inputs});
+        return {out, ElementType::f32, static_cast<std::ptrdiff_t>(inputs), 1, count, inputs};
     }
+    // outputs side by side, or with others between them: a run of all that lies between the first and the last
+    const std::size_t step = size(weight.output_stride);
+    const std::span<float> elements = run.first((count - 1) * step + 1);
+    for (std::size_t i = 0; i < inputs; ++i) {
+        copy_floats(*weight.tensor, element(0, i), elements);
+        for (std::size_t o = 0; o < count; ++o) out[i * count + o] = elements[o * step];
+    }
+    return {out, ElementType::f32, 1, static_cast<std::ptrdiff_t>(count), count, inputs};
 }
 
 /// A worker's own memory.
@@ -124,15 +152,13 @@ Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const 
     const std::size_t outputs = size(outputs_);
     const std::size_t panels = ceil_div(outputs, kPanelTokens);
     std::byte* out = panels_.ensure(saturating_product(panels, panel_bytes()));
-    Buffer wide(memory);
-    if (type == WeightType::int8) wide.ensure_floats(size(inputs_) * kPanelTokens);
     const FloatEnvironment environment;
     for (std::size_t panel = 0; panel < panels; ++panel) {
         const std::size_t first = panel * kPanelTokens;
         pack(context,
              {floats(weight.data) + static_cast<std::int64_t>(first) * weight.strides[1], ElementType::f32,
               weight.strides[1], weight.strides[0], std::min(kPanelTokens, outputs - first), size(inputs_)},
-             out + panel * panel_bytes(), wide.ensure_floats(0));
+             out + panel * panel_bytes());
     }
     if (bias.data != nullptr) {
         float* b = bias_.ensure_floats(std::max<std::size_t>(outputs, 1));
@@ -140,39 +166,45 @@ Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const 
     }
 }
 
-Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const FileTensor& weight,
-               const FileTensor* bias, WeightType type)
-    : Linear(memory, weight.shape[1], weight.shape[0], type) {
-    const std::size_t inputs = size(inputs_);
+Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const FileMatrix& weight,
+               std::span<const float> bias, WeightType type)
+    : Linear(memory, weight.inputs, weight.outputs, type) {
     const std::size_t outputs = size(outputs_);
-    std::byte* panel = panels_.ensure(saturating_product(ceil_div(outputs, kPanelTokens), panel_bytes()));
-    Buffer widened(memory);  // of one panel's rows: a second copy of all weights would be the peak of loading
-    float* rows = widened.ensure_floats(inputs * kPanelTokens);
-    Buffer wide(memory);
-    if (type == WeightType::int8) wide.ensure_floats(inputs * kPanelTokens);
-    const FloatEnvironment environment;
-    for (std::size_t first = 0; first < outputs; first += kPanelTokens, panel += panel_bytes()) {
-        const std::size_t count = std::min(kPanelTokens, outputs - first);
-        copy_floats(weight, first * inputs, {rows, count * inputs});
-        check_range(weight, {rows, count * inputs}, type);
-        pack(context, {rows, ElementType::f32, static_cast<std::ptrdiff_t>(inputs), 1, count, inputs}, panel,
-             wide.ensure_floats(0));
+    const std::size_t panels = ceil_div(outputs, kPanelTokens);
+    std::byte* const out = panels_.ensure(saturating_product(panels, panel_bytes()));
+    // One panel's weights a worker, widened: a second copy of all of them would be the peak of loading.
+    const std::size_t run = weight.input_stride == 1 ? 0 : (kPanelTokens - 1) * size(weight.output_stride) + 1;
+    const std::size_t wide = size(inputs_) * kPanelTokens;
+    Buffer buffers(memory);
+    float* const floats_of = buffers.ensure_floats(saturating_product(wide + run, context.executor->worker_slots()));
+    const float infinite = infinity_of(type);
+    std::atomic<float> too_large{0.0F};
+    parallel_for(*context.executor, panels, static_cast<std::int64_t>(saturating_product(outputs, size(inputs_))),
+                 [&](std::size_t panel, std::size_t worker) noexcept {
+                     float* const own = floats_of + worker * (wide + run);
+                     const std::size_t first = panel * kPanelTokens;
+                     const std::size_t count = std::min(kPanelTokens, outputs - first);
+                     const kernels::Rows rows = copy_weights(weight, first, count, own, {own + wide, run});
+                     for (std::size_t i = 0; i < count * size(inputs_); ++i) {
+                         if (std::abs(own[i]) >= infinite && std::isfinite(own[i])) too_large = own[i];
+                     }
+                     pack(context, rows, out + panel * panel_bytes());
+                 });
+    if (too_large != 0.0F) {
+        throw Unsupported(fmt::format("tensor '{}': a weight is {}; {}", weight.tensor->name, too_large.load(),
+                                      type == WeightType::f16 ? "f16 holds at most 65504: use bf16 or f32"
+                                                              : "bf16 holds at most 3.3895e38: use f32"));
     }
-    if (bias != nullptr) copy_floats(*bias, 0, {bias_.ensure_floats(outputs), outputs});
+    if (!bias.empty()) std::ranges::copy(bias, bias_.ensure_floats(outputs));
 }
 
-void Linear::pack(const Context::Impl& context, const kernels::Rows& rows, std::byte* panel,
-                  float* wide) const noexcept {
-    if (type_ != WeightType::int8) {
-        if (rows.row_count < kPanelTokens) std::fill_n(panel, panel_bytes(), std::byte{0});
+void Linear::pack(const Context::Impl& context, const kernels::Rows& rows, std::byte* panel) const noexcept {
+    if (rows.row_count < kPanelTokens) std::fill_n(panel, panel_bytes(), std::byte{0});
+    if (has_codes(type_)) {
+        context.kernels.quantise_keys({rows, reinterpret_cast<std::uint8_t*>(panel), 0, stored_type(type_)});
+    } else {
         context.kernels.pack_panels({rows, panel, 0, element_type(type_)});
-        return;
     }
-    const std::size_t depth = rows.column_count;
-    if (rows.row_count < kPanelTokens) std::fill_n(wide, depth * kPanelTokens, 0.0F);
-    context.kernels.pack_panels({rows, wide, 0});
-    context.kernels.quantise_panels(
-        {wide, depth * kPanelTokens, 1, depth, reinterpret_cast<std::uint8_t*>(panel), panel_bytes()});
 }
 
 std::size_t Linear::bytes_for(std::int64_t inputs, std::int64_t outputs, bool has_bias, WeightType type) noexcept {
@@ -182,29 +214,14 @@ std::size_t Linear::bytes_for(std::int64_t inputs, std::int64_t outputs, bool ha
 }
 
 float Linear::weight(std::size_t input, std::size_t output) const noexcept {
-    const std::byte* const at = panel(output / kPanelTokens);
-    const std::size_t lane = output % kPanelTokens;
-    if (type_ == WeightType::int8) {
-        constexpr auto kType = kernels::StoredType::int8;
-        const std::byte* const group = at + input / kernels::kCodeGroup * kernels::code_group_bytes(kType);
-        const auto code = static_cast<std::uint8_t>(at[kernels::key_code_index(kType, input, lane)]);
-        return reinterpret_cast<const float*>(group)[lane] * static_cast<float>(code - 128);
-    }
-    const std::size_t index = input * kPanelTokens + lane;
-    switch (type_) {
-        case WeightType::f16:
-            return kernels::widen_f16(reinterpret_cast<const std::uint16_t*>(at)[index]);
-        case WeightType::bf16:
-            return kernels::widen_bf16(reinterpret_cast<const std::uint16_t*>(at)[index]);
-        default:
-            return reinterpret_cast<const float*>(at)[index];
-    }
+    const kernels::BlockLayout layout{.head_dim = size(inputs_), .value_dim = 0, .key_type = stored_type(type_)};
+    return read_key(layout, panel(output / kPanelTokens), output % kPanelTokens, input);
 }
 
 Linear::Scratch Linear::scratch(const Context::Impl& context, std::int64_t inputs, std::int64_t rows,
                                 WeightType type) noexcept {
     Scratch scratch;
-    if (type == WeightType::int8) {
+    if (has_codes(type)) {
         scratch.quantised = saturating_product(kernels::code_row_bytes(size(inputs)), size(rows));
     } else if (size(rows) >= kManyRows) {
         scratch.workers = saturating_product(Slices::bytes(type), context.executor->worker_slots());
@@ -228,7 +245,7 @@ void Linear::apply(Context::Impl& context, Workspace& workspace, const float* x,
                    std::int64_t rows, float* y, std::int64_t y_stride, Into into) const {
     if (rows == 0 || outputs_ == 0) return;
     const Call call{context, workspace, x, x_stride, size(rows), y, y_stride, into};
-    if (type_ == WeightType::int8) return multiply_int8(call);
+    if (has_codes(type_)) return multiply_codes(call);
     call.rows >= kManyRows ? multiply(call) : stream(call);
 }
 
@@ -322,7 +339,7 @@ void Linear::multiply(const Call& call) const {
 }
 
 /// In integers: rows are quantised too, once for all outputs. Blocked like the products of floats.
-void Linear::multiply_int8(const Call& call) const {
+void Linear::multiply_codes(const Call& call) const {
     const std::size_t inputs = size(inputs_);
     const std::size_t outputs = size(outputs_);
     const std::size_t panels = ceil_div(outputs, kPanelTokens);
@@ -365,7 +382,8 @@ void Linear::multiply_int8(const Call& call) const {
                                             .out_stride = size(call.y_stride),
                                             .columns = tile.columns,
                                             .accumulate = accumulate || group > 0,
-                                            .canonical = end == groups});
+                                            .canonical = end == groups,
+                                            .type = stored_type(type_)});
                          group = end;
                      } while (group < groups);
                  });

@@ -6,11 +6,29 @@
 #include <headlong/model.hpp>
 #include <headlong/tensor.hpp>
 #include <memory_resource>
+#include <span>
 
 #include "engine/context_impl.hpp"
 #include "engine/safetensors.hpp"
 
 namespace headlong {
+
+/// A matrix inside a tensor of a file, whichever way it lies there: weight (o, i) is element first + o / group *
+/// group_stride + o % group * output_stride + i * input_stride, which the tensor has.
+struct FileMatrix {
+    const FileTensor* tensor = nullptr;
+    std::int64_t inputs = 0;
+    std::int64_t outputs = 0;
+    std::int64_t first = 0;
+    std::int64_t output_stride = 0;
+    std::int64_t input_stride = 1;
+    std::int64_t group = std::int64_t{1} << 62;
+    std::int64_t group_stride = 0;
+
+    std::int64_t element(std::int64_t output, std::int64_t input) const noexcept {
+        return first + output / group * group_stride + output % group * output_stride + input * input_stride;
+    }
+};
 
 class Linear {
   public:
@@ -19,10 +37,10 @@ class Linear {
     Linear(Context::Impl& context, std::pmr::memory_resource& memory, const InputTensor<2>& weight,
            const InputTensor<1>& bias, WeightType type = WeightType::f32);
 
-    /// Copies weight [outputs, inputs] of a file, as Hugging Face models store it (applied as x W^T), and its bias
-    /// [outputs] (null: none). Shapes have been checked by the caller.
-    Linear(Context::Impl& context, std::pmr::memory_resource& memory, const FileTensor& weight, const FileTensor* bias,
-           WeightType type);
+    /// Copies a weight from a file, on all threads, and a bias [outputs] (empty: none). Throws Unsupported if a weight
+    /// would become infinite by rounding.
+    Linear(Context::Impl& context, std::pmr::memory_resource& memory, const FileMatrix& weight,
+           std::span<const float> bias, WeightType type);
 
     /// Bytes that such a layer takes from its memory resource for good.
     static std::size_t bytes_for(std::int64_t inputs, std::int64_t outputs, bool has_bias,
@@ -57,20 +75,19 @@ class Linear {
 
     Linear(std::pmr::memory_resource& memory, std::int64_t inputs, std::int64_t outputs, WeightType type);
     /// Packs 16 output features, or the last ones, fewer: strided rows of inputs.
-    /// `wide`: room for a panel of floats, where the type is int8.
-    void pack(const Context::Impl& context, const kernels::Rows& rows, std::byte* panel, float* wide) const noexcept;
+    void pack(const Context::Impl& context, const kernels::Rows& rows, std::byte* panel) const noexcept;
     std::size_t panel_bytes() const noexcept;
     const std::byte* panel(std::size_t index) const noexcept { return panels_.data() + index * panel_bytes(); }
     /// Whether sums start from y: the bias, which this adds to a tile of y or writes there, or what y held.
     bool begin(const Call& call, const Tile& tile) const noexcept;
     void stream(const Call& call) const;
     void multiply(const Call& call) const;
-    void multiply_int8(const Call& call) const;
+    void multiply_codes(const Call& call) const;
 
     std::int64_t inputs_;
     std::int64_t outputs_;
     WeightType type_;
-    Buffer panels_;  ///< [outputs / 16][inputs][16], or int8 panels (kernels/layout.hpp)
+    Buffer panels_;  ///< [outputs / 16][inputs][16], or panels of codes (kernels/layout.hpp)
     Buffer bias_;    ///< [outputs], empty if there is none
 };
 

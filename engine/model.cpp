@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "engine/context_impl.hpp"
+#include "engine/kv_cache_impl.hpp"
 #include "engine/mapped_file.hpp"
 #include "engine/model_impl.hpp"
 #include "engine/validate.hpp"
@@ -31,14 +34,46 @@ const char* to_string(WeightType type) noexcept {
             return "bf16";
         case WeightType::int8:
             return "int8";
+        case WeightType::int4:
+            return "int4";
     }
     return "unknown";
 }
 
+namespace {
+
+/// A cache of other windows or frequencies would give other numbers than the model's.
+void check_cache(const DecoderConfig& config, const KvCache& cache) {
+    KvCacheOptions wanted = cache_options_of(config, cache.shape().types());
+    if (!(cache.shape() == wanted.shape) || static_cast<std::int64_t>(cache.layers()) != wanted.layers) {
+        throw InvalidArgument("forward: the cache is of another shape than the model's cache_options()");
+    }
+    const auto turned_by = [&](const std::vector<std::optional<Rotary>>& rotaries) {
+        for (std::size_t i = 0; i < rotaries.size(); ++i) {
+            if (!(cache.rotary(i) == rotaries[i])) return false;
+        }
+        return true;
+    };
+    if (!turned_by(config.rotaries) && (config.short_rotaries.empty() || !turned_by(config.short_rotaries))) {
+        throw InvalidArgument("forward: the cache has another rotary description than the model's cache_options()");
+    }
+    wanted.ring = cache.ring();
+    wanted.capacity = cache.capacity();
+    wanted.sink_tokens = cache.sink_tokens();
+    for (std::size_t i = 0; i < cache.layers(); ++i) {
+        const KvCache::Impl::Layer layer = KvCache::Impl::layer_of(wanted, i);
+        if (cache.impl().layer(i).window == layer.window && cache.impl().layer(i).sinks == layer.sinks) continue;
+        throw InvalidArgument(
+            fmt::format("forward: layer {} of the cache has another window than the model's cache_options()", i));
+    }
+}
+
+}  // namespace
+
 Model::Impl::Impl(Context& context, std::pmr::memory_resource& memory, const DecoderConfig& config,
-                  std::shared_ptr<const SafetensorsFile> weights, Tokenizer tokenizer_of_model,
-                  std::optional<WeightType> type)
-    : decoder(context.impl(), memory, config, std::move(weights), type), tokenizer(std::move(tokenizer_of_model)) {
+                  std::shared_ptr<const WeightFiles> weights, Tokenizer tokenizer_of_model, const ModelOptions& options)
+    : decoder(context.impl(), memory, config, std::move(weights), options.weights, options.on_load),
+      tokenizer(std::move(tokenizer_of_model)) {
     if (tokenizer.vocab_size() > static_cast<std::size_t>(config.vocab_size)) {
         throw BadFile(fmt::format("tokenizer.json: has {} tokens, but config.json's vocab_size is {}",
                                   tokenizer.vocab_size(), config.vocab_size));
@@ -58,13 +93,18 @@ Model::Impl::Impl(Context& context, std::pmr::memory_resource& memory, const Dec
 Model::Model(Context& context, const std::string& folder, const ModelOptions& options) {
     with_memory_errors("Model", [&] {
         const std::string config_path = folder + "/config.json";
-        const DecoderConfig config = parse_decoder_config(read_text(config_path, kMostConfigBytes), config_path);
+        DecoderConfig config = parse_decoder_config(read_text(config_path, kMostConfigBytes), config_path);
+        const std::string generation_path = folder + "/generation_config.json";
+        std::error_code ignored;
+        if (std::filesystem::exists(generation_path, ignored)) {
+            read_generation_config(read_text(generation_path, kMostConfigBytes), generation_path, config);
+        }
         const std::string tokenizer_path = folder + "/tokenizer.json";
         Tokenizer tokenizer = Tokenizer::from_json(read_text(tokenizer_path, kMostTokenizerBytes), tokenizer_path);
-        auto weights = std::make_shared<const SafetensorsFile>(
-            folder + "/model.safetensors", SafetensorsOptions{.map = options.map, .memory = options.memory});
+        auto weights = std::make_shared<const WeightFiles>(
+            WeightFiles::open(folder, {.map = options.map, .memory = options.memory}));
         impl_ = std::make_unique<Impl>(context, memory_of(options), config, std::move(weights), std::move(tokenizer),
-                                       options.weights);
+                                       options);
     });
 }
 
@@ -72,9 +112,10 @@ Model::Model(Context& context, const ModelFiles& files, const ModelOptions& opti
     with_memory_errors("Model", [&] {
         const DecoderConfig config = parse_decoder_config(files.config, files.name + "/config.json");
         Tokenizer tokenizer = Tokenizer::from_json(files.tokenizer, files.name + "/tokenizer.json");
-        auto weights = std::make_shared<const SafetensorsFile>(files.name + "/model.safetensors", files.weights);
+        auto weights =
+            std::make_shared<const WeightFiles>(SafetensorsFile(files.name + "/model.safetensors", files.weights));
         impl_ = std::make_unique<Impl>(context, memory_of(options), config, std::move(weights), std::move(tokenizer),
-                                       options.weights);
+                                       options);
     });
 }
 
@@ -85,8 +126,8 @@ Model& Model::operator=(Model&&) noexcept = default;
 const ModelInfo& Model::info() const noexcept { return impl_->info; }
 const Tokenizer& Model::tokenizer() const noexcept { return impl_->tokenizer; }
 
-KvCacheOptions Model::cache_options(const KvTypes& types) const {
-    return cache_options_of(impl_->decoder.config(), types);
+KvCacheOptions Model::cache_options(const KvTypes& types, std::int64_t capacity) const {
+    return cache_options_of(impl_->decoder.config(), types, capacity);
 }
 
 KvCacheOptions Model::ring_options(std::int64_t window, std::int64_t sink_tokens, const KvTypes& types) const {
@@ -99,13 +140,8 @@ KvCacheOptions Model::ring_options(std::int64_t window, std::int64_t sink_tokens
 
 void Model::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache,
                     const OutputTensor<2>& logits) const {
-    const KvCacheOptions wanted = cache_options(cache.shape().types());
-    if (!(cache.shape() == wanted.shape) || static_cast<std::int64_t>(cache.layers()) != wanted.layers) {
-        throw InvalidArgument("forward: the cache is of another shape than the model's cache_options()");
-    }
-    if (!(cache.rotary() == wanted.rotary)) {
-        throw InvalidArgument("forward: the cache has another rotary description than the model's cache_options()");
-    }
+    const DecoderConfig& config = impl_->decoder.config();
+    check_cache(config, cache);
     for (std::size_t i = 0; i < tokens.size(); ++i) {
         if (tokens[i] < 0 || tokens[i] >= info().vocab_size) {
             throw InvalidArgument(
@@ -123,11 +159,14 @@ void Model::forward(Context& context, std::span<const std::int32_t> tokens, KvCa
             throw InvalidArgument("logits: rows must be dense (stride 1) and at least vocab_size apart");
         }
     }
-    if (cache.ring() && count > cache.max_chunk()) {
+    if (cache.forgets() && count > cache.max_chunk()) {
         throw InvalidArgument(
-            fmt::format("forward: {} tokens; a ring takes at most max_chunk, {}, at once", count, cache.max_chunk()));
+            fmt::format("forward: {} tokens; a ring, or a cache of layers with windows, takes at most "
+                        "max_chunk, {}, at once",
+                        count, cache.max_chunk()));
     }
-    if (!cache.ring() && (cache.length() > info().max_positions || count > info().max_positions - cache.length())) {
+    const bool bounded = !cache.ring() || config.learned_positions;
+    if (bounded && (cache.length() > info().max_positions || count > info().max_positions - cache.length())) {
         throw InvalidArgument(fmt::format("forward: {} tokens after {} exceed max_position_embeddings of {}", count,
                                           cache.length(), info().max_positions));
     }

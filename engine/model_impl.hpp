@@ -10,7 +10,7 @@ namespace headlong {
 class Model::Impl {
   public:
     Impl(Context& context, std::pmr::memory_resource& memory, const DecoderConfig& config,
-         std::shared_ptr<const SafetensorsFile> weights, Tokenizer tokenizer_of_model, std::optional<WeightType> type);
+         std::shared_ptr<const WeightFiles> weights, Tokenizer tokenizer_of_model, const ModelOptions& options);
 
     Decoder decoder;
     Tokenizer tokenizer;

@@ -260,15 +260,17 @@ Rotary::Rotary(const RotaryOptions& options) : head_dim_(options.head_dim), pair
     }
     require(options.theta > 0.0, "theta", options.theta, "finite and above 0");
     const FloatEnvironment environment;  // the same frequencies whatever mode the caller has set
-    inverse_frequencies_ = with_memory_errors("Rotary", [&] { return frequencies_of(options); });
+    inverse_frequencies_ = with_memory_errors(
+        "Rotary", [&] { return std::make_shared<const std::vector<double>>(frequencies_of(options)); });
     attention_factor_ = attention_factor_of(options);
 }
 
 void Rotary::tabulate(std::int64_t position, float* cosine, float* sine) const noexcept {
     const FloatEnvironment environment;
-    for (std::size_t i = 0; i < inverse_frequencies_.size(); ++i) {
+    const std::span<const double> frequencies = inverse_frequencies();
+    for (std::size_t i = 0; i < frequencies.size(); ++i) {
         // in double, then rounded: a float angle of 1e5 is off by 4e-3
-        const double angle = static_cast<double>(position) * inverse_frequencies_[i];
+        const double angle = static_cast<double>(position) * frequencies[i];
         cosine[i] = static_cast<float>(std::cos(angle) * attention_factor_);
         sine[i] = static_cast<float>(std::sin(angle) * attention_factor_);
     }

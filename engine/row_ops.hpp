@@ -34,12 +34,32 @@ inline void rms_norm(Context::Impl& context, const float* x, std::int64_t rows, 
     });
 }
 
-/// gate * sigmoid(gate) * up, all [rows][columns] and dense; out may be gate or up.
-inline void swiglu(Context::Impl& context, const float* gate, const float* up, std::int64_t rows, std::int64_t columns,
-                   float* out) {
+/// The same with the mean taken off, and a bias [columns] added.
+inline void layer_norm(Context::Impl& context, const float* x, std::int64_t rows, std::int64_t columns,
+                       const float* weight, const float* bias, float epsilon, float* out) {
+    for_rows(context, rows, [&](std::int64_t row) noexcept {
+        context.kernels.layer_norm({x + row * columns, 0, 1, static_cast<std::size_t>(columns), weight, bias, epsilon,
+                                    out + row * columns, 0});
+    });
+}
+
+/// activation(gate) * up, or without up (null), all [rows][columns] and dense; out may be gate or up. `limit` is
+/// clamped_silu's.
+inline void activate(Context::Impl& context, kernels::Activation activation, const float* gate, const float* up,
+                     std::int64_t rows, std::int64_t columns, float* out, float limit = 0.0F) {
     for_rows(context, rows, [&](std::int64_t row) noexcept {
         const std::int64_t first = row * columns;
-        context.kernels.swiglu({gate + first, up + first, out + first, static_cast<std::size_t>(columns)});
+        context.kernels.activate({gate + first, up == nullptr ? nullptr : up + first, out + first,
+                                  static_cast<std::size_t>(columns), activation, limit});
+    });
+}
+
+/// out += factor * x, both [rows][columns] and dense.
+inline void add_scaled(Context::Impl& context, const float* x, float factor, std::int64_t rows, std::int64_t columns,
+                       float* out) {
+    for_rows(context, rows, [&](std::int64_t row) noexcept {
+        const std::int64_t first = row * columns;
+        context.kernels.add_scaled({x + first, factor, out + first, static_cast<std::size_t>(columns)});
     });
 }
 

@@ -1,6 +1,6 @@
 // Saved caches: KvCache's save() and restore().
 //
-// A saved cache is, in little-endian order: words of 64 bits that say what it is (Word), the rotary frequencies, the
+// A saved cache is, in little-endian order: words of 64 bits that say what it is (Word), each rotary description, the
 // keys' centre, each layer's window and first position held, the caller's attachment, then the blocks of all layers in
 // ascending order, and a checksum (XXH3, 64 bits) of all that. A block is its bytes as they lie in memory, the same on
 // every instruction set, KV head by KV head, then a byte for each head: its values may hold a NaN or infinity. Places
@@ -29,7 +29,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "saved caches are little-endian");
 
 constexpr std::uint64_t kMagic = 0x45484341434C4831;  // "1HLCACHE"
-constexpr std::uint64_t kVersion = 1;
+constexpr std::uint64_t kVersion = 2;
 constexpr auto kBlock = static_cast<std::int64_t>(kernels::kBlockTokens);
 
 enum Word : std::size_t {
@@ -49,9 +49,7 @@ enum Word : std::size_t {
     max_chunk,
     hadamard,
     centre,
-    rotary_pairs,
-    rotary_pairing,
-    attention_factor,
+    rotaries,
     word_count,
 };
 /// Those that a cache and what it is restored from must have in common, from kv_heads on.
@@ -71,9 +69,7 @@ constexpr std::array<const char*, word_count> kNames{"",
                                                      "max_chunk",
                                                      "hadamard_keys",
                                                      "key_centre",
-                                                     "rotary_dim / 2",
-                                                     "the rotary pairing",
-                                                     "the rotary attention factor"};
+                                                     "the number of rotary descriptions"};
 
 using Words = std::array<std::uint64_t, word_count>;
 using Layer = KvCache::Impl::Layer;
@@ -119,13 +115,12 @@ Words words_of(const KvCache::Impl& cache) noexcept {
     words[max_chunk] = word(cache.max_chunk);
     words[hadamard] = cache.transform->hadamard ? 1 : 0;
     words[centre] = cache.transform->centre.size();
-    if (cache.rotary) {
-        words[rotary_pairs] = cache.rotary->inverse_frequencies().size();
-        words[rotary_pairing] = static_cast<std::uint64_t>(cache.rotary->pairing());
-        words[attention_factor] = std::bit_cast<std::uint64_t>(cache.rotary->attention_factor());
-    }
+    words[rotaries] = cache.rotaries->size();
     return words;
 }
+
+/// Of each rotary description, before its frequencies: pairs (0: none), pairing, attention factor.
+constexpr std::size_t kRotaryWords = 3;
 
 /// What a cache is in numbers beside its words: equal in a cache and what it is restored from.
 std::vector<std::byte> constants_of(const KvCache::Impl& cache) {
@@ -134,8 +129,25 @@ std::vector<std::byte> constants_of(const KvCache::Impl& cache) {
         const auto raw = std::as_bytes(std::span(numbers));
         bytes.insert(bytes.end(), raw.begin(), raw.end());
     };
-    if (cache.rotary) add(cache.rotary->inverse_frequencies());
+    for (const std::optional<Rotary>& rotary : *cache.rotaries) {
+        std::array<std::uint64_t, kRotaryWords> about{};
+        if (rotary) {
+            about = {rotary->inverse_frequencies().size(), static_cast<std::uint64_t>(rotary->pairing()),
+                     std::bit_cast<std::uint64_t>(rotary->attention_factor())};
+        }
+        add(about);
+        if (rotary) add(rotary->inverse_frequencies());
+    }
     add(cache.transform->centre);
+    return bytes;
+}
+
+std::size_t constant_bytes_of(const KvCache::Impl& cache) noexcept {
+    std::size_t bytes = cache.transform->centre.size() * sizeof(float);
+    for (const std::optional<Rotary>& rotary : *cache.rotaries) {
+        bytes += kRotaryWords * sizeof(std::uint64_t);
+        if (rotary) bytes += rotary->inverse_frequencies().size() * sizeof(double);
+    }
     return bytes;
 }
 
@@ -146,11 +158,9 @@ std::size_t all_bytes(const KvCache::Impl& cache, std::span<const Layer> held, s
     std::size_t blocks = 0;
     for (const Layer& layer : held)
         blocks = saturating_sum(blocks, static_cast<std::size_t>(HeldBlocks(layer).count()));
-    std::size_t constants = cache.transform->centre.size() * sizeof(float);
-    if (cache.rotary) constants += cache.rotary->inverse_frequencies().size() * sizeof(double);
-    return saturating_sum(
-        sizeof(Words) + constants + held.size() * kLayerWords * sizeof(std::uint64_t) + sizeof(std::uint64_t),
-        saturating_sum(attachment, saturating_product(blocks, cache.pool->block_bytes())));
+    return saturating_sum(sizeof(Words) + constant_bytes_of(cache) + held.size() * kLayerWords * sizeof(std::uint64_t) +
+                              sizeof(std::uint64_t),
+                          saturating_sum(attachment, saturating_product(blocks, cache.pool->block_bytes())));
 }
 
 /// Hands bytes on and sums them up.
@@ -282,7 +292,7 @@ std::vector<std::byte> read_all(KvCache::Impl& cache, const std::string& name, s
     if (size < head + sizeof(std::uint64_t)) throw bad(fmt::format("has {} bytes, fewer than its description", size));
     std::vector<std::byte> given(constants.size());
     get(given);
-    if (given != constants) throw bad("is of a cache with other rotary frequencies, or another key_centre");
+    if (given != constants) throw bad("is of a cache with other rotary descriptions, or another key_centre");
     const std::int64_t most_tokens = cache.ring ? Layer::kMostTokens : std::min(cache.capacity, Layer::kMostTokens);
     if (words[length] > word(most_tokens)) {
         throw bad(fmt::format("has {} tokens; the cache's capacity is {}", words[length], most_tokens));

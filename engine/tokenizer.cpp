@@ -33,19 +33,49 @@ constexpr std::size_t kLongestText = std::size_t{1} << 30;  // grown by normaliz
 
 std::string in_quotes(std::string_view text) { return "'" + one_line(text) + "'"; }
 
+/// Bytes of the white space that a text in valid UTF-8 begins with, or ends with: characters of Unicode's property
+/// White_Space.
+constexpr std::array<std::string_view, 25> kSpaces{" ",      "\t",     "\n",     "\v",     "\f",     "\r",     "\u0085",
+                                                   "\u00a0", "\u1680", "\u2000", "\u2001", "\u2002", "\u2003", "\u2004",
+                                                   "\u2005", "\u2006", "\u2007", "\u2008", "\u2009", "\u200a", "\u2028",
+                                                   "\u2029", "\u202f", "\u205f", "\u3000"};
+std::size_t leading_space(std::string_view text) noexcept {
+    std::size_t bytes = 0;
+    const auto begins = [&](std::string_view space) { return text.substr(bytes).starts_with(space); };
+    for (auto found = kSpaces.begin(); (found = std::ranges::find_if(kSpaces, begins)) != kSpaces.end();) {
+        bytes += found->size();
+    }
+    return bytes;
+}
+std::size_t trailing_space(std::string_view text) noexcept {
+    std::size_t left = text.size();
+    const auto ends = [&](std::string_view space) { return text.substr(0, left).ends_with(space); };
+    for (auto found = kSpaces.begin(); (found = std::ranges::find_if(kSpaces, ends)) != kSpaces.end();) {
+        left -= found->size();
+    }
+    return text.size() - left;
+}
+
+/// An added token, and whether the white space before and behind it belongs to it.
+struct AddedToken {
+    std::int32_t id = -1;
+    bool strips_left = false;
+    bool strips_right = false;
+};
+
 /// Finds added tokens in a text, in time of its length times the longest token's: the leftmost first, and of those that
 /// begin there the longest.
 class TokenMatcher {
   public:
-    void add(std::string_view token, std::int32_t id) {
+    void add(std::string_view token, const AddedToken& added_token) {
         if (token.empty()) return;
         std::uint32_t node = 0;
         for (const char c : token) {
-            const auto [found, added] = children_.try_emplace(key(node, c), static_cast<std::uint32_t>(ids_.size()));
-            if (added) ids_.push_back(kNone);
+            const auto [found, added] = children_.try_emplace(key(node, c), static_cast<std::uint32_t>(tokens_.size()));
+            if (added) tokens_.emplace_back();
             node = found->second;
         }
-        ids_[node] = id;
+        tokens_[node] = added_token;
         begins_[static_cast<unsigned char>(token[0])] = true;
     }
 
@@ -55,36 +85,38 @@ class TokenMatcher {
         std::size_t done = 0;
         std::size_t at = 0;
         while (at < whole.size()) {
-            std::int32_t id = kNone;
+            AddedToken found;
             const std::size_t length =
-                begins_[static_cast<unsigned char>(whole[at])] ? longest(whole.substr(at), id) : 0;
+                begins_[static_cast<unsigned char>(whole[at])] ? longest(whole.substr(at), found) : 0;
             if (length == 0) {
                 ++at;
                 continue;
             }
-            if (done < at) text(done, whole.substr(done, at - done));
-            token(id);
+            std::string_view before = whole.substr(done, at - done);
+            if (found.strips_left) before.remove_suffix(trailing_space(before));
+            if (!before.empty()) text(done, before);
+            token(found.id);
             at += length;
+            if (found.strips_right) at += leading_space(whole.substr(at));
             done = at;
         }
         if (done < whole.size()) text(done, whole.substr(done));
     }
 
   private:
-    static constexpr std::int32_t kNone = -1;
     static std::uint64_t key(std::uint32_t node, char c) noexcept {
         return std::uint64_t{node} << 8U | static_cast<unsigned char>(c);
     }
 
-    std::size_t longest(std::string_view text, std::int32_t& id) const {
+    std::size_t longest(std::string_view text, AddedToken& token) const {
         std::size_t length = 0;
         std::uint32_t node = 0;
         for (std::size_t i = 0; i < text.size(); ++i) {
             const auto found = children_.find(key(node, text[i]));
             if (found == children_.end()) break;
             node = found->second;
-            if (ids_[node] != kNone) {
-                id = ids_[node];
+            if (tokens_[node].id >= 0) {
+                token = tokens_[node];
                 length = i + 1;
             }
         }
@@ -92,7 +124,7 @@ class TokenMatcher {
     }
 
     std::unordered_map<std::uint64_t, std::uint32_t> children_;  // a tree: node and byte to node
-    std::vector<std::int32_t> ids_ = {kNone};                    // of the token that ends in a node
+    std::vector<AddedToken> tokens_ = {{}};                      // that end in a node
     std::array<bool, 256> begins_{};
 };
 
@@ -175,9 +207,7 @@ void Tokenizer::Impl::read_added_tokens(const JsonNode& node) {
                          std::to_string(kLongestAddedToken) + " are allowed");
         }
         if (!seen.emplace(text, id).second) content.fail("is " + in_quotes(text) + ", which is there twice");
-        for (const char* key : {"single_word", "lstrip", "rstrip"}) {
-            if (each.boolean_or(key, false)) each.at(key).refuse("is true, only false is built");
-        }
+        if (each.boolean_or("single_word", false)) each.at("single_word").refuse("is true, only false is built");
         if (const auto known = ids.find(text); known != ids.end() && known->second != id) {
             id_node.fail("is " + std::to_string(id) + ", but " + in_quotes(text) + " has the id " +
                          std::to_string(known->second));
@@ -189,6 +219,7 @@ void Tokenizer::Impl::read_added_tokens(const JsonNode& node) {
         }
         add_token(text, id);
         const bool special = each.boolean_or("special", false);
+        const AddedToken added{id, each.boolean_or("lstrip", false), each.boolean_or("rstrip", false)};
         tokens[static_cast<std::size_t>(id)].special = special;
         if (each.boolean_or("normalized", !special)) {
             std::string normalized = text;
@@ -198,9 +229,9 @@ void Tokenizer::Impl::read_added_tokens(const JsonNode& node) {
                 content.fail("has " + std::to_string(normalized.size()) + " bytes once it is normalized, at most " +
                              std::to_string(kLongestAddedToken) + " are allowed");
             }
-            as_normalized.add(normalized, id);
+            as_normalized.add(normalized, added);
         } else {
-            as_written.add(text, id);
+            as_written.add(text, added);
         }
     }
 }

@@ -1,7 +1,12 @@
 #include "engine/tokenizer_text.hpp"
 
+#include <utf8proc.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <new>
 #include <optional>
 #include <utility>
 
@@ -134,6 +139,30 @@ class Split final : public PreTokenizer {
     bool invert_;
 };
 
+/// One of Unicode's normalisation forms (Unicode Standard Annex 15).
+class UnicodeForm final : public Normalizer {
+  public:
+    UnicodeForm(int options, std::string name)
+        : options_(static_cast<utf8proc_option_t>(options | UTF8PROC_STABLE)), name_(std::move(name)) {}
+
+    void apply(std::string& text, RegexBudget& budget) const override {
+        if (std::ranges::all_of(text, [](char c) { return static_cast<unsigned char>(c) < 0x80; })) return;
+        utf8proc_uint8_t* mapped = nullptr;
+        const utf8proc_ssize_t size = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                                   static_cast<utf8proc_ssize_t>(text.size()), &mapped, options_);
+        const std::unique_ptr<utf8proc_uint8_t, void (*)(void*)> owner(mapped, std::free);
+        if (size == UTF8PROC_ERROR_NOMEM) throw std::bad_alloc();
+        if (size < 0) throw BadFile(name_ + ": " + utf8proc_errmsg(size));
+        const auto bytes = static_cast<std::size_t>(size);
+        if (bytes > text.size() && !budget.grow(bytes - text.size())) fail_to_grow(name_);
+        text.assign(reinterpret_cast<const char*>(mapped), bytes);
+    }
+
+  private:
+    utf8proc_option_t options_;
+    std::string name_;
+};
+
 /// A space in front of a piece that does not begin with one.
 class PrefixSpace final : public PreTokenizer {
   public:
@@ -222,8 +251,16 @@ void read_into(const JsonNode& node, std::vector<std::unique_ptr<const Normalize
     } else if (name == "Replace") {
         steps.push_back(
             std::make_unique<Replace>(Pattern::read(node.at("pattern")), node.at("content").string(), node.name()));
+    } else if (name == "NFC") {
+        steps.push_back(std::make_unique<UnicodeForm>(UTF8PROC_COMPOSE, node.name()));
+    } else if (name == "NFD") {
+        steps.push_back(std::make_unique<UnicodeForm>(UTF8PROC_DECOMPOSE, node.name()));
+    } else if (name == "NFKC") {
+        steps.push_back(std::make_unique<UnicodeForm>(UTF8PROC_COMPOSE | UTF8PROC_COMPAT, node.name()));
+    } else if (name == "NFKD") {
+        steps.push_back(std::make_unique<UnicodeForm>(UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT, node.name()));
     } else {
-        type.refuse("is " + in_quotes(name) + ", built are Sequence, Prepend, Replace");
+        type.refuse("is " + in_quotes(name) + ", built are Sequence, Prepend, Replace, NFC, NFD, NFKC, NFKD");
     }
 }
 

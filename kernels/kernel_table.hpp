@@ -32,8 +32,8 @@ struct DotPanels {
     bool accumulate;
     bool canonical;                       ///< write every NaN as 0x7fc00000 (which one a sum keeps depends on the tile)
     ElementType type = ElementType::f32;  ///< of the panels; widened in registers, exactly
-    const void* next = nullptr;           ///< read after these panels: brought near meanwhile, as many bytes; null: what
-                                          ///< follows in memory is
+    const void* next = nullptr;  ///< read after these panels: brought near meanwhile, as many bytes; null: what
+                                 ///< follows in memory is
 };
 
 /// The positions of a span that a row sees: [begin, end), in tokens from the span's start; empty if begin >= end.
@@ -210,6 +210,20 @@ struct RmsNorm {
     std::size_t out_stride;  ///< floats
 };
 
+/// out[r][c] = (rows[r][c] - mean) / sqrt(variance + epsilon) * weight[c] + bias[c], the row's own mean and the mean
+/// square of what differs from it (Ba et al. 2016, "Layer Normalization"). Sums as in RmsNorm. out may be rows.
+struct LayerNorm {
+    const float* rows;
+    std::size_t row_stride;  ///< floats
+    std::size_t row_count;
+    std::size_t columns;
+    const float* weight;  ///< [columns]
+    const float* bias;    ///< [columns]
+    float epsilon;
+    float* out;
+    std::size_t out_stride;  ///< floats
+};
+
 /// Rotary embedding in place (Su et al. 2021, "RoFormer"): pair i of each head, (x, y), becomes (x cos - y sin,
 /// y cos + x sin) with the cosine and sine of pair i. Pairs are (v[i], v[i + half]), or (v[2 i], v[2 i + 1]) if
 /// `interleaved`; what lies beyond 2 * half is left alone.
@@ -233,11 +247,30 @@ struct Hadamard {
     std::size_t columns;
 };
 
-/// out[i] = gate[i] * sigmoid(gate[i]) * up[i] (Shazeer 2020, "GLU Variants Improve Transformer"). out may be gate or
-/// up.
-struct SwiGlu {
+/// What a layer makes of a gate.
+enum class Activation : std::uint8_t {
+    silu,       ///< x sigmoid(x) (Elfwing et al. 2018), also called swish
+    gelu,       ///< x Phi(x), Phi the normal distribution's (Hendrycks and Gimpel 2016, "Gaussian Error Linear Units")
+    gelu_tanh,  ///< its approximation x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)), from the same paper
+    clamped_silu,  ///< x' sigmoid(1.702 x') with x' = min(x, limit), and up' + 1 in the place of up, with up' = up
+                   ///< clamped to [-limit, limit] (gpt-oss' model code)
+};
+
+/// out[i] = activation(gate[i]) * up[i] (Shazeer 2020, "GLU Variants Improve Transformer"), or activation(gate[i])
+/// without up. out may be gate or up.
+struct Activate {
     const float* gate;
-    const float* up;
+    const float* up;  ///< or null, but for clamped_silu
+    float* out;
+    std::size_t count;
+    Activation activation = Activation::silu;
+    float limit = 0.0F;  ///< of clamped_silu
+};
+
+/// out[i] += factor * rows[i], a multiply-add.
+struct AddScaled {
+    const float* rows;
+    float factor;
     float* out;
     std::size_t count;
 };
@@ -358,8 +391,10 @@ struct KernelTable {
     void (*store_rows)(const StoreRows&) noexcept;
     TokenRange (*mask_row)(const MaskRow&) noexcept;
     void (*rms_norm)(const RmsNorm&) noexcept;
+    void (*layer_norm)(const LayerNorm&) noexcept;
     void (*rotate)(const Rotate&) noexcept;
-    void (*swiglu)(const SwiGlu&) noexcept;
+    void (*activate)(const Activate&) noexcept;
+    void (*add_scaled)(const AddScaled&) noexcept;
     void (*hadamard)(const Hadamard&) noexcept;
     void (*quantise_panels)(const QuantisePanels&) noexcept;
     void (*quantise_rows)(const QuantiseRows&) noexcept;

@@ -728,7 +728,7 @@ TEST_F(BenchTest, BadCalls) {
     expect_bad_call("bench linear --shape 3x0x4", {"3x0x4"});
     expect_bad_call("bench linear --shape 9999999x9999999x9999999", {"GiB"});
     expect_bad_call("bench linear --shape 1x2x3,", {"--shape holds ''"});
-    expect_bad_call("bench linear --weights int4", {"--weights", "int4", "f32, f16, bf16 and int8"});
+    expect_bad_call("bench linear --weights int2", {"--weights", "int2", "f32, f16, bf16, int8 and int4"});
     expect_bad_call("bench linear --weights f32,", {"--weights"});
     expect_bad_call("bench linear --plot /nowhere/a.svg", {"--plot /nowhere/a.svg"});
     expect_bad_call("bench model -p 8 -n 4", {"-n", "-d"});

@@ -215,8 +215,8 @@ TEST_F(CommandLineTest, CachesOfOtherTypesPassOnWhatTheyHold) {
         EXPECT_EQ(report["cases"][0]["max_abs_err"], 0.0) << types;
     }
     const json model = verify("--kv f16 '" + (source_dir() / "tools" / "models" / "austen").string() + "'", 0);
-    EXPECT_EQ(model["skipped"], 1);
-    EXPECT_EQ(model["cases"][0]["why"].get<std::string>().find("needs "), 0U) << model;
+    EXPECT_EQ(model["passed"], 1) << model;
+    EXPECT_GT(model["cases"][0]["max_abs_err"], 5e-4) << "which f32 stays under: " << model;
 }
 
 TEST_F(CommandLineTest, TheTableEndsWithASummary) {

@@ -70,7 +70,7 @@ TEST(DecoderTest, LayersOfStoriesAgreeWithTheGoldenPrompt) {
             return parsed;
         }();
         const Decoder decoder(context->impl(), context->memory(), config,
-                              std::make_shared<const SafetensorsFile>((folder / "model.safetensors").string()));
+                              std::make_shared<const WeightFiles>(WeightFiles::open(folder.string())));
         KvCache cache = cache_for(model);
         std::vector<float> logits(tokens.size() * 512);
         std::size_t compared = 0;
@@ -255,6 +255,74 @@ TEST_F(DecoderFolderTest, StorageDoesNotMatter) {
     EXPECT_TRUE(same_bits(want, logits(load()))) << "BF16 and unaligned";
 }
 
+TEST_F(DecoderFolderTest, ShardsAreOneModel) {
+    const std::vector<float> want = logits(load());
+    const std::vector<TensorToWrite> tensors = small_tensors();
+    std::filesystem::remove(folder_ / "model.safetensors");
+    const auto file = [&](std::size_t i) { return i % 3 == 0 ? "a.safetensors" : "b.safetensors"; };
+    json map = json::object();
+    std::map<std::string, std::vector<TensorToWrite>> shards;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+        map[tensors[i].name] = file(i);
+        shards[file(i)].push_back(tensors[i]);
+    }
+    for (const auto& [name, held] : shards) write_safetensors((folder_ / name).string(), held);
+    const auto write_index = [&](const json& document) {
+        write_bytes((folder_ / "model.safetensors.index.json").string(), document.dump());
+    };
+    write_index({{"metadata", {{"total_size", 1}}}, {"weight_map", map}});
+    EXPECT_TRUE(same_bits(want, logits(load())));
+    EXPECT_TRUE(same_bits(want, logits(load(false))));
+
+    const auto broken = [&](const auto& change, ErrorCode code, const std::string& text) {
+        json changed = map;
+        change(changed);
+        write_index({{"weight_map", changed}});
+        expect_refused(code, text);
+    };
+    const auto bad = ErrorCode::bad_file;
+    const std::string norm = "model.norm.weight";
+    broken([&](json& m) { m[norm] = "a.safetensors"; }, bad, "a.safetensors: tensor 'model.norm.weight' is missing");
+    broken([&](json& m) { m.erase(norm); }, bad, "b.safetensors: tensor 'model.norm.weight' is not in the index");
+    broken([&](json& m) { m[norm] = "../b.safetensors"; }, bad, "is '../b.safetensors'; it must be the name of a file");
+    broken([&](json& m) { m[norm] = ".."; }, bad, "is '..'");
+    broken([&](json& m) { m[norm] = ""; }, bad, "is ''");
+    broken([&](json& m) { m[norm] = 7; }, bad, "weight_map['model.norm.weight']");
+    broken([&](json& m) { m["other"] = "c.safetensors"; }, ErrorCode::io, "c.safetensors");
+    broken([&](json& m) { m = json::object(); }, bad, "weight_map is empty");
+    write_index({{"metadata", json::object()}});
+    expect_refused(bad, "weight_map is missing");
+}
+
+TEST_F(DecoderFolderTest, GenerationConfigSaysWhatEndsAText) {
+    const std::string path = (folder_ / "generation_config.json").string();
+    EXPECT_EQ(load().info().eos_ids, (std::vector<std::int32_t>{2}));
+    write_bytes(path, R"({"eos_token_id": [5, 6], "bos_token_id": 3, "temperature": 0.6})");
+    EXPECT_EQ(load().info().eos_ids, (std::vector<std::int32_t>{5, 6}));
+    EXPECT_EQ(load().info().bos_id, 3);
+    write_bytes(path, R"({"do_sample": true})");
+    EXPECT_EQ(load().info().eos_ids, (std::vector<std::int32_t>{2}));
+    write_bytes(path, R"({"eos_token_id": 11})");
+    expect_refused(ErrorCode::bad_file, "generation_config.json: eos_token_id: is 11");
+    write_bytes(path, "[1]");
+    expect_refused(ErrorCode::bad_file, "generation_config.json: is not a JSON object");
+}
+
+TEST_F(DecoderFolderTest, LoadingTellsHowFarItIs) {
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> told;
+    ModelOptions options;
+    options.on_load = [&](std::uint64_t done, std::uint64_t all) { told.emplace_back(done, all); };
+    const Model model(context_, folder_.string(), options);
+    std::uint64_t bytes = 0;
+    for (const TensorToWrite& tensor : small_tensors()) bytes += tensor.bytes.size();
+    ASSERT_GE(told.size(), 15U) << "a call for each linear layer, and the end";
+    for (std::size_t i = 0; i < told.size(); ++i) {
+        EXPECT_EQ(told[i].second, bytes);
+        EXPECT_GE(told[i].first, i == 0 ? 1 : told[i - 1].first);
+    }
+    EXPECT_EQ(told.back().first, bytes);
+}
+
 TEST_F(DecoderFolderTest, TiedEmbeddingsAreTheHead) {
     std::vector<TensorToWrite> tensors = small_tensors();
     tensors[1].bytes = tensors[0].bytes;
@@ -296,7 +364,7 @@ TEST_F(DecoderFolderTest, WeightBytesAreWhatLoadingTakes) {
         CountingResource resource;
         const DecoderConfig config = parse_decoder_config(config_json.dump(), "test");
         const Decoder decoder(context_.impl(), resource, config,
-                              std::make_shared<const SafetensorsFile>(folder + "/model.safetensors"));
+                              std::make_shared<const WeightFiles>(WeightFiles::open(folder)));
         EXPECT_EQ(Decoder::weight_bytes(config), resource.counts().live_bytes) << config_json;
     };
     expect_planned(small_config(), folder_.string());  // outputs that are no whole panels
@@ -327,11 +395,16 @@ TEST_F(DecoderFolderTest, BrokenConfigsAreNamed) {
     expect_config_refused("rms_norm_eps", 1e300, bad, "rms_norm_eps: is 1e+300");
     expect_config_refused("rope_theta", 1e-300, bad, "rope_theta: is 1e-300");
     expect_config_refused("rope_parameters", {{"rope_theta", 5e5}}, bad,
-                          "rope_parameters.rope_theta: is 500000.0, but 10000");
+                          "rope_parameters.rope_theta: is 500000.0, but rope_theta is 10000");
     expect_config_refused("rope_theta", 0, bad, "rope_theta: is 0");
-    expect_config_refused("rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}, unsupported, "rope_scaling.");
-    expect_config_refused("rope_parameters", {{"rope_type", "yarn"}}, unsupported, "rope_parameters.rope_type");
-    expect_config_refused("hidden_act", "gelu", unsupported, "hidden_act: is \"gelu\"");
+    expect_config_refused("rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}, bad,
+                          "rope_scaling.low_freq_factor: is missing");
+    expect_config_refused("rope_parameters", {{"rope_type", "yarn"}}, bad, "rope_parameters.factor: is missing");
+    expect_config_refused("rope_scaling", {{"type", "dynamic"}, {"factor", 2.0}}, unsupported,
+                          "rope_scaling.type: is dynamic");
+    expect_config_refused("rope_scaling", {{"type", "linear"}, {"factor", 2.0}, {"stretch", 2}}, unsupported,
+                          "rope_scaling.stretch: is 2");
+    expect_config_refused("hidden_act", "relu2", unsupported, "hidden_act: is \"relu2\"");
     expect_config_refused("sliding_window", 4096, unsupported, "sliding_window: is 4096");
     expect_config_refused("attn_logit_softcapping", 50.0, unsupported, "attn_logit_softcapping");
     expect_config_refused("partial_rotary_factor", 0.5, unsupported, "partial_rotary_factor");
@@ -500,10 +573,11 @@ TEST_F(DecoderFolderTest, BadCallsLeaveTheCache) {
                  InvalidArgument);
     KvCacheOptions other = model.cache_options();
     other.layers = 1;
+    other.layer_rotary = {};
     KvCache wrong(other);
     EXPECT_THROW(model.forward(context_, tokens, wrong, {}), InvalidArgument);
     other = model.cache_options();
-    other.rotary.reset();
+    other.layer_rotary = {};
     KvCache unrotated(other);
     EXPECT_THROW(model.forward(context_, tokens, unrotated, {}), InvalidArgument) << "nobody would rotate the keys";
     EXPECT_EQ(cache.length(), 3);

@@ -640,7 +640,7 @@ TEST(LifeCycleTest, DamagedAndForeignCachesAreRefusedAndNothingChanges) {
     refused(longer);
     std::vector<std::byte> version = bytes;
     version[8] = std::byte{9};
-    EXPECT_NE(refused(version).find("version 9; this library reads version 1"), std::string::npos);
+    EXPECT_NE(refused(version).find("version 9; this library reads version 2"), std::string::npos);
     EXPECT_TRUE(same(filled.rows.attend(*filled.context, cache, filled.tokens, 1, 0), before));
     // lies that the checksum does not give away: it comes last, and is that of what is there
     const auto lie = [&](std::size_t word, std::uint64_t value, const char* named) {
@@ -658,9 +658,9 @@ TEST(LifeCycleTest, DamagedAndForeignCachesAreRefusedAndNothingChanges) {
     for (const std::uint64_t attached : {std::uint64_t{1}, ~std::uint64_t{0}, ~std::uint64_t{0} - bytes.size()}) {
         lie(4, attached, "what it describes has");
     }
-    // behind 19 words, 4 frequencies: the window, and the first position held
-    lie(19 + 4, 7, "windows");
-    lie(19 + 5, 1, "holds positions from 1 on; allowed: 0 to 0");
+    // behind 17 words, 3 of the rotary description and its 4 frequencies: the window, and the first position held
+    lie(17 + 3 + 4, 7, "windows");
+    lie(17 + 3 + 5, 1, "holds positions from 1 on; allowed: 0 to 0");
 
     const auto foreign = [&](const char* named, const auto& change) {
         KvCacheOptions options = filled.options;
@@ -674,8 +674,8 @@ TEST(LifeCycleTest, DamagedAndForeignCachesAreRefusedAndNothingChanges) {
     foreign("layers", [](KvCacheOptions& o) { o.layers = 2; });
     foreign("sink_tokens", [](KvCacheOptions& o) { o.sink_tokens = 4; });
     foreign("hadamard_keys", [](KvCacheOptions& o) { o.hadamard_keys = true; });
-    foreign("rotary_dim", [](KvCacheOptions& o) { o.rotary.reset(); });
-    foreign("rotary frequencies", [](KvCacheOptions& o) { o.rotary = Rotary({.head_dim = 8, .theta = 9.0}); });
+    foreign("rotary descriptions", [](KvCacheOptions& o) { o.rotary.reset(); });
+    foreign("rotary descriptions", [](KvCacheOptions& o) { o.rotary = Rotary({.head_dim = 8, .theta = 9.0}); });
     foreign("capacity is 20", [](KvCacheOptions& o) { o.capacity = 20; });
     foreign("the capacity of a ring", [](KvCacheOptions& o) {
         o.capacity = 100;

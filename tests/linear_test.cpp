@@ -26,7 +26,10 @@
 namespace headlong::test {
 namespace {
 
-constexpr WeightType kTypes[] = {WeightType::f32, WeightType::f16, WeightType::bf16, WeightType::int8};
+constexpr WeightType kTypes[] = {WeightType::f32, WeightType::f16, WeightType::bf16, WeightType::int8,
+                                 WeightType::int4};
+
+bool has_codes(WeightType type) { return type == WeightType::int8 || type == WeightType::int4; }
 
 std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
 
@@ -59,10 +62,28 @@ std::vector<float> apply(Context& context, const Linear& linear, const float* x,
     return y;
 }
 
-/// Against double precision on the weights as stored. Of int8, whose arithmetic quantises the rows too: the root mean
-/// square of the error is at most 1.5e-4 of that of the outputs, and no error more than ten times that.
-void expect_product(const Linear& linear, const std::vector<float>& x, const std::vector<float>& start,
+/// The sums of floats, bit for bit: one accumulator over the inputs in ascending order, from `start` on, by fused
+/// multiply-adds but where the set has none.
+void expect_sums(const Linear& linear, Isa isa, const std::vector<float>& x, const std::vector<float>& start,
+                 const std::vector<float>& y, std::int64_t rows) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+        for (std::int64_t c = 0; c < linear.outputs(); ++c) {
+            float sum = start[size(r * linear.outputs() + c)];
+            for (std::int64_t k = 0; k < linear.inputs(); ++k) {
+                const float a = x[size(r * linear.inputs() + k)];
+                const float w = linear.weight(size(k), size(c));
+                sum = isa == Isa::generic ? sum + a * w : std::fma(a, w, sum);
+            }
+            ASSERT_TRUE(same_bits(y[size(r * linear.outputs() + c)], sum)) << r << " " << c;
+        }
+    }
+}
+
+/// Against double precision on the weights as stored. Of int8 and int4, whose arithmetic quantises the rows too: the
+/// root mean square of the error is at most 1.5e-4 of that of the outputs, and no error more than ten times that.
+void expect_product(const Linear& linear, Isa isa, const std::vector<float>& x, const std::vector<float>& start,
                     const std::vector<float>& y, std::int64_t rows) {
+    if (!has_codes(linear.type())) return expect_sums(linear, isa, x, start, y, rows);
     double errors = 0.0, squares = 0.0, worst = 0.0;
     for (std::int64_t r = 0; r < rows; ++r) {
         for (std::int64_t c = 0; c < linear.outputs(); ++c) {
@@ -77,15 +98,11 @@ void expect_product(const Linear& linear, const std::vector<float>& x, const std
             }
             want += product;
             const double error = std::abs(static_cast<double>(y[size(r * linear.outputs() + c)]) - want);
-            if (linear.type() != WeightType::int8) {
-                ASSERT_LE(error, std::max(1e-5, 8.0 * 0x1p-24 * terms)) << r << " " << c;
-            }
             errors += error * error;
             squares += product * product;
             worst = std::max(worst, error - 8.0 * 0x1p-24 * terms);
         }
     }
-    if (linear.type() != WeightType::int8) return;
     const double count = static_cast<double>(std::max<std::size_t>(y.size(), 1));
     const double bound = 1.5e-4 * std::sqrt(squares / count);
     EXPECT_LE(std::sqrt(errors / count), bound + 1e-6);
@@ -116,11 +133,11 @@ TEST(LinearTest, IsTheProductOfTheWeightsAsStored) {
                 std::vector<float> start(size(s.rows * s.outputs));
                 for (std::size_t i = 0; with_bias && i < start.size(); ++i)
                     start[i] = layer.bias[i % layer.bias.size()];
-                expect_product(linear, x, start, apply(*context, linear, x.data(), s.rows), s.rows);
+                expect_product(linear, isa, x, start, apply(*context, linear, x.data(), s.rows), s.rows);
                 std::vector<float> before = normal(start.size(), random);
                 const std::vector<float> added = apply(*context, linear, x.data(), s.rows, before, Linear::Into::add);
                 for (std::size_t i = 0; i < start.size(); ++i) start[i] += before[i];
-                expect_product(linear, x, start, added, s.rows);
+                expect_product(linear, isa, x, start, added, s.rows);
             }
         }
     }
@@ -198,7 +215,7 @@ TEST(LinearTest, NaNsReachTheirRowsAndOutputsAlone) {
                 for (std::int64_t r = 0; r < rows; ++r) {
                     for (std::int64_t c = 0; c < 40; ++c) {
                         const float out = y[size(r * 40 + c)];
-                        const bool spoiled = c == 21 || r == 2 || (r == 1 && type == WeightType::int8);
+                        const bool spoiled = c == 21 || r == 2 || (r == 1 && has_codes(type));
                         if (r == 1 && !spoiled) {
                             ASSERT_TRUE(std::isinf(out)) << to_string(type) << " " << c;
                         } else {
@@ -272,7 +289,69 @@ TEST_F(LinearModelTest, WeightsOfAModelAreOfTheTypeAskedFor) {
         const double int8 = distance(WeightType::int8);
         EXPECT_GT(int8, 1e-5);  // it is another arithmetic
         EXPECT_LT(int8, 3e-2);
+        const double int4 = distance(WeightType::int4);
+        EXPECT_GT(int4, 2.0 * int8);
+        EXPECT_LT(int4, 0.5);
     }
+}
+
+FileMatrix rows_of(const FileTensor& tensor) {
+    return {.tensor = &tensor, .inputs = tensor.shape[1], .outputs = tensor.shape[0], .output_stride = tensor.shape[1]};
+}
+
+// However a file lays a matrix out, a layer has the same weights.
+TEST(LinearTest, TakesMatricesAsFilesHaveThem) {
+    Random random(seed_or(96));
+    HEADLONG_TRACE_SEED(random);
+    const std::filesystem::path path =
+        std::filesystem::temp_directory_path() / ("headlong_linear_test_" + std::to_string(getpid()) + ".layout");
+    constexpr std::int64_t kInputs = 70, kOutputs = 36;
+    const std::vector<float> weights = normal(3 * kOutputs * kInputs, random);  // [3 * outputs][inputs]
+    std::vector<float> inputs_first(weights.size());                            // [inputs][3 * outputs]
+    for (std::int64_t o = 0; o < 3 * kOutputs; ++o) {
+        for (std::int64_t i = 0; i < kInputs; ++i) {
+            inputs_first[size(i * 3 * kOutputs + o)] = weights[size(o * kInputs + i)];
+        }
+    }
+    write_safetensors(path.string(), {tensor_to_write("rows", "F32", {3 * kOutputs, kInputs}, weights),
+                                      tensor_to_write("columns", "F32", {kInputs, 3 * kOutputs}, inputs_first)});
+    const SafetensorsFile file(path.string());
+    const FileTensor& rows = file.at("rows");
+    const FileTensor& columns = file.at("columns");
+    struct Case {
+        const char* what;
+        FileMatrix matrix;
+        std::int64_t (*row)(std::int64_t output);  // of `weights`
+    };
+    const std::int64_t all = 3 * kOutputs;
+    const Case cases[] = {
+        {"the second third",
+         {&rows, kInputs, kOutputs, kOutputs * kInputs, kInputs},
+         [](std::int64_t o) { return kOutputs + o; }},
+        {"heads of 4, the second of three parts",
+         {&rows, kInputs, kOutputs, 4 * kInputs, kInputs, 1, 4, 12 * kInputs},
+         [](std::int64_t o) { return o / 4 * 12 + 4 + o % 4; }},
+        {"inputs first", {&columns, kInputs, kOutputs, 0, 1, all}, [](std::int64_t o) { return o; }},
+        {"inputs first, the last third",
+         {&columns, kInputs, kOutputs, 2 * kOutputs, 1, all},
+         [](std::int64_t o) { return 2 * kOutputs + o; }},
+        {"inputs first, every second from the first on",
+         {&columns, kInputs, kOutputs, 1, 2, all},
+         [](std::int64_t o) { return 1 + 2 * o; }},
+    };
+    for (const Isa isa : available_isas()) {
+        const auto context = make_context(isa, 2);
+        for (const Case& each : cases) {
+            SCOPED_TRACE(each.what);
+            const Linear linear(context->impl(), context->memory(), each.matrix, {}, WeightType::f32);
+            for (std::int64_t o = 0; o < kOutputs; ++o) {
+                for (std::int64_t i = 0; i < kInputs; ++i) {
+                    ASSERT_EQ(linear.weight(size(i), size(o)), weights[size(each.row(o) * kInputs + i)]);
+                }
+            }
+        }
+    }
+    std::filesystem::remove(path);
 }
 
 TEST_F(LinearModelTest, AWeightThatWouldBecomeInfiniteIsRefused) {
@@ -284,7 +363,7 @@ TEST_F(LinearModelTest, AWeightThatWouldBecomeInfiniteIsRefused) {
     const SafetensorsFile file(path.string());
     Context context;
     const auto make = [&](WeightType type) {
-        return Linear(context.impl(), context.memory(), file.at("w"), nullptr, type);
+        return Linear(context.impl(), context.memory(), rows_of(file.at("w")), {}, type);
     };
     const std::string message = refusal([&] { make(WeightType::f16); }, ErrorCode::unsupported);
     for (const char* part : {"'w'", "-70000", "65504", "bf16"}) EXPECT_TRUE(says(message, part));
@@ -293,7 +372,7 @@ TEST_F(LinearModelTest, AWeightThatWouldBecomeInfiniteIsRefused) {
     write_safetensors(path.string(), {tensor_to_write("w", "F32", {4, 3}, weight)});
     const SafetensorsFile larger(path.string());
     const std::string of_bf16 =
-        refusal([&] { Linear(context.impl(), context.memory(), larger.at("w"), nullptr, WeightType::bf16); },
+        refusal([&] { Linear(context.impl(), context.memory(), rows_of(larger.at("w")), {}, WeightType::bf16); },
                 ErrorCode::unsupported);
     for (const char* part : {"'w'", "3.4", "3.3895e38", "f32"}) EXPECT_TRUE(says(of_bf16, part));
     std::filesystem::remove(path);

@@ -196,13 +196,13 @@ TEST_F(MemoryCommandTest, EveryPresetPrints) {
 TEST_F(MemoryCommandTest, WhatTheEngineDoesNotRunIsNotGuessed) {
     const json printed =
         plan(write(
-                 R"({"architectures": ["MistralForCausalLM"], "hidden_size": 64, "num_hidden_layers": 3,
+                 R"({"architectures": ["OtherForCausalLM"], "hidden_size": 64, "num_hidden_layers": 3,
             "num_attention_heads": 4, "sliding_window": 7})") +
              " -d 100");
     EXPECT_EQ(printed["rows"][0]["weight_bytes"], nullptr);
     EXPECT_EQ(printed["weights_are"], "not known");
     ASSERT_EQ(printed["notes"].size(), 2U) << printed;
-    EXPECT_TRUE(holds(printed["notes"][0], "MistralForCausalLM")) << printed;
+    EXPECT_TRUE(holds(printed["notes"][0], "OtherForCausalLM")) << printed;
     EXPECT_TRUE(holds(printed["notes"][1], "sliding window of 7 tokens")) << printed;
 }
 
@@ -226,14 +226,17 @@ TEST_F(MemoryCommandTest, DenseDecodersAreEstimated) {
     // where a family is run, its estimate is what it takes
     json config = json::parse(contents(austen() + "/config.json"));
     const json exact = plan("'" + austen() + "' -d 700 --ram 64G")["rows"][0];
-    config["rope_scaling"] = {{"rope_type", "yarn"}, {"factor", 2.0}};
+    config["architectures"] = {"MiniCPMForCausalLM"};
+    config["model_type"] = "minicpm";
     const json near = plan(write(config.dump()) + " -d 700 --ram 64G");
     EXPECT_EQ(near["weights_are"], "estimated");
-    EXPECT_TRUE(holds(near["notes"][0], "rope_scaling")) << near;
+    EXPECT_TRUE(holds(near["notes"][0], "MiniCPMForCausalLM")) << near;
     EXPECT_EQ(near["rows"][0], exact);
     config["num_local_experts"] = 8;
     EXPECT_EQ(plan(write(config.dump()) + " -d 700 --ram 64G")["weights_are"], "not known");
     config.erase("num_local_experts");
+    config["architectures"] = {"LlamaForCausalLM"};
+    config["model_type"] = "llama";
     config["vocab_size"] = "many";
     const json unsized = plan(write(config.dump()) + " -d 700 --ram 64G");
     EXPECT_EQ(unsized["weights_are"], "not known");

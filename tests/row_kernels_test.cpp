@@ -1,6 +1,7 @@
 // The kernels on single rows, every instruction set, against double; a row's bits do not depend on its place.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -112,6 +113,128 @@ TEST(RowKernelsTest, Rotate) {
     }
 }
 
+TEST(RowKernelsTest, LayerNorm) {
+    Random random(64);
+    HEADLONG_FOR_EACH_ISA(isa) {
+        const kernels::KernelTable& table = table_of(isa);
+        for (const std::size_t n : kSizes) {
+            SCOPED_TRACE(n);
+            const GuardedFloats x(2 * n), weight(n), bias(n), out(2 * n), alone(n);
+            for (float& v : x) v = random.normal_f32() * 3.0F + 20.0F;  // the mean must be taken off before squaring
+            for (float& v : weight) v = random.normal_f32();
+            for (float& v : bias) v = random.normal_f32();
+            constexpr float kEpsilon = 1e-3F;
+            table.layer_norm({x.data(), n, 2, n, weight.data(), bias.data(), kEpsilon, out.data(), n});
+            for (std::size_t r = 0; r < 2; ++r) {
+                double mean = 0.0;
+                for (std::size_t i = 0; i < n; ++i) mean += static_cast<double>(x[r * n + i]) / static_cast<double>(n);
+                double variance = 0.0;
+                for (std::size_t i = 0; i < n; ++i) {
+                    variance += std::pow(static_cast<double>(x[r * n + i]) - mean, 2) / static_cast<double>(n);
+                }
+                const double factor = 1.0 / std::sqrt(variance + static_cast<double>(kEpsilon));
+                for (std::size_t i = 0; i < n; ++i) {
+                    const double want =
+                        (static_cast<double>(x[r * n + i]) - mean) * factor * static_cast<double>(weight[i]) +
+                        static_cast<double>(bias[i]);
+                    // a value of 20 is known to 2^-20 times the largest factor, 32
+                    ASSERT_NEAR(out[r * n + i], want, 1e-5 * (1.0 + factor * std::abs(static_cast<double>(weight[i]))));
+                }
+            }
+            table.layer_norm({x.data() + n, 0, 1, n, weight.data(), bias.data(), kEpsilon, alone.data(), 0});
+            EXPECT_TRUE(same_bits(alone.data(), out.data() + n, n));
+            table.layer_norm({x.data(), n, 2, n, weight.data(), bias.data(), kEpsilon, x.data(), n});  // in place
+            EXPECT_TRUE(same_bits(x.data(), out.data(), 2 * n));
+        }
+    }
+}
+
+TEST(RowKernelsTest, AddScaled) {
+    Random random(65);
+    HEADLONG_FOR_EACH_ISA(isa) {
+        const kernels::KernelTable& table = table_of(isa);
+        for (const std::size_t n : kSizes) {
+            const GuardedFloats x(n), out(n), before(n);
+            for (float& v : x) v = random.normal_f32();
+            for (std::size_t i = 0; i < n; ++i) out[i] = before[i] = random.normal_f32();
+            table.add_scaled({x.data(), 0.37F, out.data(), n});
+            for (std::size_t i = 0; i < n; ++i) {
+                const double want =
+                    static_cast<double>(before[i]) + static_cast<double>(0.37F) * static_cast<double>(x[i]);
+                ASSERT_NEAR(out[i], want, 3e-7 * (std::abs(want) + std::abs(static_cast<double>(x[i]))));
+            }
+        }
+    }
+}
+
+/// In double precision, as modelling code has them.
+double activated(kernels::Activation activation, double x) {
+    switch (activation) {
+        case kernels::Activation::silu:
+            return x / (1.0 + std::exp(-x));
+        case kernels::Activation::gelu:
+            return x * 0.5 * std::erfc(-x / std::sqrt(2.0));
+        case kernels::Activation::gelu_tanh:
+            return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / std::acos(-1.0)) * (x + 0.044715 * x * x * x)));
+        case kernels::Activation::clamped_silu:
+            return x / (1.0 + std::exp(-1.702 * x));
+    }
+    return 0.0;
+}
+
+TEST(RowKernelsTest, Activations) {
+    using kernels::Activation;
+    Random random(66);
+    constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+    constexpr float kInf = std::numeric_limits<float>::infinity();
+    HEADLONG_FOR_EACH_ISA(isa) {
+        const kernels::KernelTable& table = table_of(isa);
+        for (const Activation activation : {Activation::silu, Activation::gelu, Activation::gelu_tanh}) {
+            SCOPED_TRACE(static_cast<int>(activation));
+            for (const std::size_t n : kSizes) {
+                const GuardedFloats gate(n), up(n), out(n), plain(n);
+                for (float& v : gate) v = random.normal_f32() * 4.0F;
+                for (float& v : up) v = random.normal_f32();
+                table.activate({gate.data(), up.data(), out.data(), n, activation});
+                table.activate({gate.data(), nullptr, plain.data(), n, activation});
+                for (std::size_t i = 0; i < n; ++i) {
+                    const double want = activated(activation, gate[i]);
+                    // the tanh form's reference cancels, and rounding of x^2 counts in an exponent
+                    const double error = 1e-6 * std::abs(want) * (1.0 + std::abs(static_cast<double>(gate[i]))) + 1e-14;
+                    ASSERT_NEAR(plain[i], want, error) << gate[i];
+                    ASSERT_NEAR(out[i], want * static_cast<double>(up[i]), 2 * error * std::abs(up[i]) + 1e-14);
+                }
+            }
+            const std::vector<float> gate{-200.0F, 200.0F, 0.0F, kNan, kInf, -1e30F, 1e-20F, -30.0F};
+            std::vector<float> out(gate.size());
+            table.activate({gate.data(), nullptr, out.data(), gate.size(), activation});
+            EXPECT_NEAR(out[0], 0.0F, 1e-30F);
+            EXPECT_EQ(out[1], 200.0F);
+            EXPECT_EQ(out[2], 0.0F);
+            EXPECT_TRUE(std::isnan(out[3]));
+            EXPECT_EQ(out[4], kInf);
+            EXPECT_LE(std::abs(out[5]), 1e-6F);
+            EXPECT_NEAR(out[6], 5e-21F, 1e-26F);
+            EXPECT_NEAR(out[7], activated(activation, -30.0), 1e-16);
+        }
+        // gpt-oss: the gate is bounded above only, up on both sides, before 1 is added
+        const std::vector<float> gate{-20.0F, -1.5F, 0.5F, 6.9F, 7.1F, 100.0F, kNan, 1.0F, 1.0F};
+        const std::vector<float> up{0.5F, -7.5F, 8.0F, 1.0F, -1.0F, 2.0F, 1.0F, kNan, -1e20F};
+        std::vector<float> out(gate.size());
+        table.activate({gate.data(), up.data(), out.data(), gate.size(), Activation::clamped_silu, 7.0F});
+        for (std::size_t i = 0; i < gate.size(); ++i) {
+            if (std::isnan(gate[i]) || std::isnan(up[i])) {
+                EXPECT_TRUE(std::isnan(out[i])) << i;
+                continue;
+            }
+            const double x = std::min(static_cast<double>(gate[i]), 7.0);
+            const double u = std::clamp(static_cast<double>(up[i]), -7.0, 7.0);
+            const double want = activated(Activation::clamped_silu, x) * (u + 1.0);
+            EXPECT_NEAR(out[i], want, 1e-6 * std::abs(want) + 1e-12) << i;
+        }
+    }
+}
+
 TEST(RowKernelsTest, SwiGlu) {
     Random random(63);
     HEADLONG_FOR_EACH_ISA(isa) {
@@ -120,7 +243,7 @@ TEST(RowKernelsTest, SwiGlu) {
             const GuardedFloats gate(n), up(n), out(n);
             for (float& v : gate) v = random.normal_f32() * 10.0F;
             for (float& v : up) v = random.normal_f32();
-            table.swiglu({gate.data(), up.data(), out.data(), n});
+            table.activate({gate.data(), up.data(), out.data(), n});
             for (std::size_t i = 0; i < n; ++i) {
                 const double g = gate[i];
                 const double want = g / (1.0 + std::exp(-g)) * static_cast<double>(up[i]);
@@ -132,7 +255,7 @@ TEST(RowKernelsTest, SwiGlu) {
                                       inf,     -1e30F};
         const std::vector<float> up(gate.size(), 2.0F);
         std::vector<float> out(gate.size());
-        table.swiglu({gate.data(), up.data(), out.data(), gate.size()});
+        table.activate({gate.data(), up.data(), out.data(), gate.size()});
         EXPECT_NEAR(out[0], 0.0F, 1e-30F);
         EXPECT_EQ(out[1], 400.0F);
         EXPECT_NEAR(out[2], 0.0F, 1e-30F);

@@ -416,6 +416,38 @@ TEST(TokenizerTestPreTokenizer, Metaspace) {
     EXPECT_EQ(words("first", false), (Words{"\u2581", "a", "\u2581", "b", "<x>", "a"}));
 }
 
+TEST(TokenizerTestNormalizer, UnicodesForms) {
+    struct Form {
+        const char* type;
+        std::string text, becomes;
+    };
+    // UAX 15's examples: e and an acute accent, the ligature fi, Angstrom's sign, a syllable of Hangul
+    const std::vector<Form> forms{
+        {"NFC", "e\u0301", "\u00e9"},
+        {"NFC", "\ufb01", "\ufb01"},
+        {"NFC", "\u212b", "\u00c5"},
+        {"NFD", "\u00e9", "e\u0301"},
+        {"NFD", "\uac00", "\u1100\u1161"},
+        {"NFKC", "\ufb01", "fi"},
+        {"NFKD", "\ufb01\u00e9", "fie\u0301"},
+        {"NFC", "plain", "plain"},
+        {"NFC", "a\u0327\u0301", "\u00e1\u0327"},
+        {"NFC", "\u1100\u1161", "\uac00"},
+    };
+    for (const Form& form : forms) {
+        json document = small("ab");
+        document["model"]["vocab"] = {{form.becomes, 0}};
+        document["model"]["merges"] = json::array();
+        document["model"]["ignore_merges"] = true;
+        document["added_tokens"] = json::array();
+        document["normalizer"] = {{"type", form.type}};
+        document["pre_tokenizer"] = nullptr;
+        document["post_processor"] = nullptr;
+        const Tokenizer tokenizer = Tokenizer::from_json(document.dump());
+        EXPECT_EQ(tokenizer.encode(form.text), (std::vector<std::int32_t>{0})) << form.type << " " << form.text;
+    }
+}
+
 TEST(TokenizerTestNormalizer, PrependLeavesAnEmptyTextAndAppliesBetweenAddedTokens) {
     json document = small("_ab", {"<x>"});
     document["added_tokens"] = json::array({added(3, "<x>", false, true)});
@@ -444,6 +476,24 @@ TEST(TokenizerTestAddedTokens, LeftmostThenLongest) {
     EXPECT_EQ(tokenizer.id_to_token(-1), std::nullopt);
     EXPECT_EQ(tokenizer.token_to_id("<a>"), 5);
     EXPECT_EQ(tokenizer.token_to_id("none"), std::nullopt);
+}
+
+// As Phi-3's tokens take what follows them.
+TEST(TokenizerTestAddedTokens, WhiteSpaceBesideThemMayBeTheirs) {
+    json document = small("ab \n");
+    const auto stripping = [](std::int32_t id, const std::string& content, const char* side) {
+        json token = added(id, content, false, true);
+        token[side] = true;
+        return token;
+    };
+    document["added_tokens"] = {stripping(4, "<l>", "lstrip"), stripping(5, "<r>", "rstrip")};
+    const auto tokenizer = from(document);
+    EXPECT_EQ(tokens_of(tokenizer, "a \n <r> \n b"), (Words{"a", " ", "\n", " ", "<r>", "b"}));
+    EXPECT_EQ(tokens_of(tokenizer, "a \n <l> b"), (Words{"a", "<l>", " ", "b"}));
+    EXPECT_EQ(tokens_of(tokenizer, "<r>  <l>  <r>"), (Words{"<r>", "<l>", " ", " ", "<r>"}));
+    EXPECT_EQ(tokens_of(tokenizer, "a\u00a0\u3000<l>"), (Words{"a", "<l>"})) << "Unicode's white space";
+    EXPECT_EQ(tokens_of(tokenizer, " <l>"), Words{"<l>"});
+    EXPECT_EQ(tokens_of(tokenizer, "<r> "), Words{"<r>"});
 }
 
 TEST(TokenizerTestAddedTokens, NormalizedOnesAreSoughtInNormalizedText) {
@@ -557,15 +607,13 @@ TEST(TokenizerTestBrokenFiles, WhatIsNotBuiltIsRefusedByName) {
     refused(with("/model/dropout", 0.1), {"model.dropout"});
     refused(with("/model/continuing_subword_prefix", "##"), {"model.continuing_subword_prefix is '##'"});
     refused(with("/model/end_of_word_suffix", "</w>"), {"model.end_of_word_suffix is '</w>'"});
-    refused(with("/normalizer", {{"type", "NFC"}}), {"normalizer.type is 'NFC'"});
+    refused(with("/normalizer", {{"type", "BertNormalizer"}}), {"normalizer.type is 'BertNormalizer'"});
     refused(with("/pre_tokenizer", {{"type", "BertPreTokenizer"}}), {"pre_tokenizer.type is 'BertPreTokenizer'"});
     refused(with("/post_processor", {{"type", "RobertaProcessing"}}), {"post_processor.type is 'RobertaProcessing'"});
     refused(with("/decoder", {{"type", "WordPiece"}}), {"decoder.type is 'WordPiece'"});
-    for (const char* key : {"single_word", "lstrip", "rstrip"}) {
-        json token = added(9, "x", false, true);
-        token[key] = true;
-        refused(with("/added_tokens", json::array({token})), {"added_tokens[0]." + std::string(key) + " is true"});
-    }
+    json token = added(9, "x", false, true);
+    token["single_word"] = true;
+    refused(with("/added_tokens", json::array({token})), {"added_tokens[0].single_word is true"});
     EXPECT_NO_THROW(Tokenizer::from_json(with("/model/continuing_subword_prefix", "")));
 }
 

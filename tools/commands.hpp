@@ -91,6 +91,18 @@ struct ProfileArguments {
 
 /// Shows where the time of a prefill and of decode steps goes.
 int run_profile(const ProfileArguments& arguments);
+
+struct MakeModelArguments {
+    std::string folder;                 ///< to write; made if it is not there
+    std::string config;                 ///< a config.json, its folder, or the name of a preset
+    std::vector<std::string> settings;  ///< KEY=VALUE, over what the config says
+    std::string weights = "bf16";
+    std::uint64_t seed = 0;
+};
+
+/// Writes a model of random weights.
+int run_make_model(const MakeModelArguments& arguments);
+
 struct MemoryArguments {
     std::string config;  ///< a config.json, its folder, or the name of a preset
     std::string depths;  ///< as parse_list() reads them

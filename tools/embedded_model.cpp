@@ -1,10 +1,16 @@
 #include "tools/embedded_model.hpp"
 
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <cstddef>
+#include <cstdio>
 #include <span>
 #include <string_view>
 
+#include "engine/decoder.hpp"
 #include "engine/mapped_file.hpp"
+#include "tools/measure/memory.hpp"
 
 // The assembler copies a file into the object: a generated array of 5 MB would take the compiler a minute. The weights
 // are aligned to a cache line. HEADLONG_MODEL_DIR comes from the build.
@@ -24,6 +30,20 @@ namespace {
 
 std::string_view text(const char* begin, const char* end) { return {begin, static_cast<std::size_t>(end - begin)}; }
 
+/// A line that is written over, once a hundredth, and taken away at the end.
+void show_loading(std::uint64_t done, std::uint64_t all) {
+    static std::uint64_t shown = 101;
+    const std::uint64_t percent = all == 0 ? 100 : 100 * done / all;
+    if (percent == shown) return;
+    shown = percent;
+    if (percent < 100) {
+        fmt::print(stderr, "\rloading {}%", percent);
+    } else {
+        fmt::print(stderr, "\r            \r");
+    }
+    std::fflush(stderr);
+}
+
 constexpr const char* kName = "embedded model";
 std::string_view embedded_config() { return text(headlong_model_config_begin, headlong_model_config_end); }
 
@@ -36,7 +56,13 @@ DecoderConfig load_config(const std::string& folder) {
 }
 
 Model load_model(Context& context, const std::string& folder, const ModelOptions& options) {
-    if (!folder.empty()) return Model(context, folder, options);
+    if (!folder.empty()) {
+        check_memory(fmt::format("{}: weights", one_line(folder)),
+                     static_cast<double>(Decoder::weight_bytes(load_config(folder), options.weights)));
+        ModelOptions shown = options;
+        if (!shown.on_load && isatty(STDERR_FILENO) != 0) shown.on_load = show_loading;
+        return Model(context, folder, shown);
+    }
     const std::string_view weights = text(headlong_model_weights_begin, headlong_model_weights_end);
     return Model(context,
                  ModelFiles{.name = kName,

@@ -14,7 +14,9 @@ namespace headlong::tools {
 /// to refuse what cannot be computed before weights are loaded.
 DecoderConfig load_config(const std::string& folder);
 
-/// The model in a folder, or the embedded one if the path is empty.
+/// The model in a folder, or the embedded one if the path is empty. Shows on stderr how far loading is, if that is a
+/// terminal and options.on_load is empty. Throws OutOfMemory, with the numbers, before anything is loaded that does not
+/// fit.
 Model load_model(Context& context, const std::string& folder, const ModelOptions& options = {});
 
 }  // namespace headlong::tools

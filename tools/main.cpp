@@ -57,8 +57,8 @@ Examples:
 Exit codes: 0 nothing failed, 1 a case failed, 2 a bad call or input.)";
 
 constexpr const char* kGenerateExamples =
-    R"(Greedy unless a temperature is given. MODEL_DIR is a Hugging Face folder (config.json, model.safetensors,
-tokenizer.json) of the Llama architecture; without it, the small model inside the program. Ctrl-C ends the text (exit
+    R"(Greedy unless a temperature is given. MODEL_DIR is a Hugging Face folder (config.json, tokenizer.json,
+model.safetensors or its shards); without it, the small model inside the program. Ctrl-C ends the text (exit
 code 0). The text goes to stdout, the figures to stderr.
 
 Examples:
@@ -113,6 +113,18 @@ Examples:
   headlong memory Qwen3-8B -d 32768 --kv f32,f16 --ram 64G --json
 
 Exit codes: 0 done, 2 a bad call or input, or a cache that is larger than all memory.)";
+
+constexpr const char* kMakeModelExamples =
+    R"(Writes config.json, model.safetensors and a tokenizer.json of single bytes. CONFIG is a config.json of a family that
+generate runs, a folder with one, or a published model's name: then a Llama of its sizes. Its text is noise; its speed is
+that of a model of this shape.
+
+Examples:
+  headlong make-model /tmp/1b Llama-3.2-1B
+  headlong make-model /tmp/two models/qwen3 --set num_hidden_layers=2 --weights f32 --seed 7
+  headlong bench model /tmp/1b --weights bf16,int8,int4 -d 512 -p 512
+
+Exit codes: 0 done, 2 a bad call or input.)";
 
 /// The command that was typed, once the command line is parsed. What it refers to lives as long.
 using Chosen = std::function<int()>;
@@ -203,7 +215,7 @@ void add_generate(CLI::App& app, Chosen& chosen) {
     add_kv(command, generate->kv, "Type of the cache, or keys:values: f32, f16, bf16, int8, int4");
     command
         ->add_option("--weights", generate->weights,
-                     "How linear layers store their weights: f32, f16, bf16, int8; as the file does if not given")
+                     "How linear layers store their weights: f32, f16, bf16, int8, int4; as the file does if not given")
         ->type_name("TYPE");
     add_ring(command, *generate);
     command->add_option("--load-cache", generate->load_cache, "Go on from where a saved cache ends")->type_name("F");
@@ -274,6 +286,25 @@ void add_memory(CLI::App& app, Chosen& chosen) {
     choose(command, memory, run_memory, chosen);
 }
 
+void add_make_model(CLI::App& app, Chosen& chosen) {
+    const auto make = std::make_shared<MakeModelArguments>();
+    CLI::App* const command =
+        app.add_subcommand("make-model", "Write a model of random weights, for benchmarks without a download");
+    command->footer(kMakeModelExamples);
+    command->add_option("folder", make->folder, "The folder to write")->type_name("DIR")->required();
+    command->add_option("config", make->config, "Its shape and family: a config.json, its folder, or a preset's name")
+        ->type_name("CONFIG")
+        ->required();
+    command->add_option("--set", make->settings, "Another value for a key of config.json; may be given several times")
+        ->type_name("KEY=VALUE")
+        ->allow_extra_args(false);
+    command->add_option("--weights", make->weights, "Type of the weights in the file: f32, f16, bf16")
+        ->type_name("TYPE")
+        ->capture_default_str();
+    command->add_option("--seed", make->seed, "The same seed gives the same weights")->type_name("S");
+    choose(command, make, run_make_model, chosen);
+}
+
 /// An empty value is most often a script's variable that is not set. Only texts to continue may be empty.
 void refuse_empty_values(CLI::App& app) {
     const CLI::Validator not_empty(
@@ -299,6 +330,7 @@ int run(int argc, char** argv) {
     add_perplexity(app, chosen);
     add_profile(app, chosen);
     add_memory(app, chosen);
+    add_make_model(app, chosen);
     add_bench(app, chosen);
     refuse_empty_values(app);
 

@@ -18,6 +18,7 @@
 
 #include "engine/carver.hpp"
 #include "engine/decoder.hpp"
+#include "engine/decoder_families.hpp"
 #include "engine/linear.hpp"
 #include "engine/mapped_file.hpp"
 #include "tools/commands.hpp"
@@ -110,6 +111,8 @@ DecoderConfig scratch_config(const ModelShape& s) {
     config.kv_heads = s.kv_heads;
     config.head_dim = s.head_dim;
     config.stored_type = s.stored_type;
+    config.names = decoder_families().front().names;  // Llama's, whose MLP is gated
+    if (s.head_dim % 2 == 0) config.rotaries.emplace_back(Rotary({.head_dim = s.head_dim}));
     return config;
 }
 
@@ -145,7 +148,8 @@ struct Row {
     std::optional<bool> fits = {};
 };
 
-std::size_t cache_bytes(const ModelShape& shape, const KvTypes& types, std::int64_t depth) {
+std::size_t cache_bytes(const Target& target, const KvTypes& types, std::int64_t depth) {
+    const ModelShape& shape = target.shape;
     KvCacheOptions options;
     options.shape = {.kv_heads = shape.kv_heads,
                      .head_dim = shape.head_dim,
@@ -153,6 +157,7 @@ std::size_t cache_bytes(const ModelShape& shape, const KvTypes& types, std::int6
                      .key_type = types.keys,
                      .value_type = types.values};
     options.layers = shape.layers;
+    if (target.decoder) options.layer_windows = target.decoder->windows;
     try {
         return KvCache::estimate_bytes(options, depth);
     } catch (const OutOfMemory&) {  // more than 64 bits
@@ -170,10 +175,15 @@ std::vector<std::string> notes_on(const Target& target, Known known, const std::
             "32 bits, without biases: " +
             target.why_not);
     }
-    if (target.shape.sliding_window > 0) {
+    if (target.decoder && !target.decoder->windows.empty()) {
+        const auto& windows = target.decoder->windows;
+        notes.push_back(fmt::format("{} of {} layers hold their sliding window of {} tokens and a chunk alone",
+                                    std::ranges::count_if(windows, [](std::int64_t w) { return w > 0; }),
+                                    windows.size(), std::ranges::max(windows)));
+    } else if (!target.decoder && target.shape.sliding_window > 0) {
         notes.push_back(
-            fmt::format("the model has layers with a sliding window of {} tokens; caches of this version keep all "
-                        "tokens, and so does this plan",
+            fmt::format("the model has layers with a sliding window of {} tokens; which ones is not known, and this "
+                        "plan is for caches that keep all tokens",
                         target.shape.sliding_window));
     }
     if (target.shape.max_positions > 0 && std::ranges::max(depths) > target.shape.max_positions) {
@@ -203,7 +213,7 @@ int run_memory(const MemoryArguments& arguments) {
     std::vector<Row> rows;
     for (const std::int64_t depth : depths) {
         for (const KvTypes& each : types) {
-            const std::size_t bytes = cache_bytes(shape, each, depth);
+            const std::size_t bytes = cache_bytes(target, each, depth);
             if (bytes > memory) {
                 throw InvalidArgument(fmt::format("-d is {}: a cache of {} needs {}{} bytes, but {} {}{}", depth,
                                                   kv_types_name(each), bytes == kUncountable ? "more than " : "", bytes,

@@ -186,7 +186,7 @@ void attend(Context& context, std::span<const CachedQuery> queries, const Attent
         for (std::size_t i = 0; i < queries.size(); ++i) {
             check_held(problem, lists.sequences[i], queries[i].cache->impl().layer(queries[i].layer).held_from);
         }
-        const std::optional<Rotary>& rotary = queries.front().cache->rotary();
+        const std::optional<Rotary>& rotary = queries.front().cache->rotary(queries.front().layer);
         tabulate_queries(context.impl(), rotary, lists.sequences,
                          workspace->rows.ensure_floats(rotary_floats(rotary, lists.sequences)), problem);
         gather_families(context.impl(), problem, lists.sequences);

@@ -332,8 +332,9 @@ CallShape check_cached_queries(std::span<const CachedQuery> queries, const Atten
         if (!(q.cache->shape() == kv)) {
             throw InvalidArgument("CachedQuery: the caches of one call must have the same KvShape");
         }
-        if (q.cache != &model && !(q.cache->rotary() == model.rotary())) {
-            throw InvalidArgument("CachedQuery: the caches of one call must have the same rotary description");
+        const bool same_layer = q.cache == &model && q.layer == queries.front().layer;
+        if (!same_layer && !(q.cache->rotary(q.layer) == model.rotary(queries.front().layer))) {
+            throw InvalidArgument("CachedQuery: the layers of one call must have the same rotary description");
         }
         check_rows(q.query, q.output, q.lse, shape);
         const Lengths lengths{q.query.extents[1], q.cache->length(q.layer)};

@@ -171,7 +171,7 @@ void check_shared_prefix(const KvCache& prefix, std::span<const CachedQuery> que
     if (!(prefix.shape() == first.cache->shape())) {
         throw InvalidArgument("prefix: its KvShape must be that of the queries' caches");
     }
-    if (prefix.rotary() || first.cache->rotary()) {
+    if (prefix.rotary(first.layer) || first.cache->rotary(first.layer)) {
         throw InvalidArgument(
             "prefix: caches with a rotary description count positions from 0 each; rotate the rows before appending");
     }

@@ -141,7 +141,7 @@ void attention_scores(Context& context, const InputTensor<3>& query, const KvCac
         const CallLists lists = lists_in(*workspace, 1, 0);
         set_cached({.query = query, .cache = &cache, .layer = layer}, options, 0, lists.sequences[0]);
         lists.scores[0] = output_rows(scores);
-        run_stage(context, *workspace, options, shape, true, stage, lists, lengths.kv_len, cache.rotary());
+        run_stage(context, *workspace, options, shape, true, stage, lists, lengths.kv_len, cache.rotary(layer));
     });
 }
 

@@ -93,6 +93,9 @@ struct KvCacheOptions {
     /// If given, append() and attend() take unrotated rows: keys are stored rotated at their position in the cache, and
     /// queries are rotated at theirs. Its head_dim is the shape's.
     std::optional<Rotary> rotary = {};
+    /// Per layer, in the place of `rotary`, which must be empty then; empty = `rotary` in all. A layer without one
+    /// takes rows as they are.
+    std::span<const std::optional<Rotary>> layer_rotary = {};
     /// Subtracted from keys before they are quantised, after rotation: [kv_heads, head_dim], copied; empty = nothing.
     /// What it adds to a score is added back to every score. Fixed for the life of the cache. Of keys that share a
     /// large mean, most of the scale would go to that. Only with keys of int8 or int4; elements must be finite.
@@ -168,7 +171,9 @@ class KvCache {
     std::int64_t max_chunk() const noexcept;
     std::size_t layers() const noexcept;
     const KvShape& shape() const noexcept;
-    const std::optional<Rotary>& rotary() const noexcept;
+    /// Whether a layer forgets: in a ring, or by a window. Then an append takes at most max_chunk() tokens.
+    bool forgets() const noexcept;
+    const std::optional<Rotary>& rotary(std::size_t layer = 0) const;  ///< throws InvalidArgument: no such layer
     const std::shared_ptr<BlockPool>& pool() const noexcept;
 
     std::size_t used_bytes() const noexcept;      ///< bytes of the rows that this cache holds, padding included

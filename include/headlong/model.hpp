@@ -20,16 +20,20 @@
 namespace headlong {
 
 /// How a linear layer stores its weights.
-enum class WeightType : std::uint8_t { f32, f16, bf16, int8 };
+enum class WeightType : std::uint8_t { f32, f16, bf16, int8, int4 };
 
-/// "f32", "f16", "bf16" or "int8".
+/// "f32", "f16", "bf16", "int8" or "int4".
 const char* to_string(WeightType type) noexcept;
 
 struct ModelOptions {
     /// How the linear layers store their weights; empty: as the file does (f64 as f32). f16 and bf16 round to nearest
-    /// even; a weight that would become infinite is refused. int8 quantises symmetrically, per output feature and group
-    /// of 64 inputs, and computes in integers. The embedding's rows are read from the file as they are.
+    /// even; a weight that would become infinite is refused. int8 and int4 quantise symmetrically, per output feature
+    /// and group of 64 inputs, and compute in integers. The embedding's rows are read from the file as they are, and
+    /// what chooses experts is not quantised.
     std::optional<WeightType> weights = {};
+    /// Called while weights are loaded, on the calling thread, with the bytes of the file that are done and all of
+    /// them.
+    std::function<void(std::uint64_t done, std::uint64_t all)> on_load = {};
     bool map = true;  ///< false reads the weight file into memory: a mapped file that shrinks ends the process
     std::pmr::memory_resource* memory =
         nullptr;  ///< for weights; must outlive the model; nullptr = aligned operator new
@@ -61,8 +65,9 @@ struct ModelInfo {
 /// instruction set.
 class Model {
   public:
-    /// Reads config.json, model.safetensors and tokenizer.json of a folder. Throws IoError, BadFile (naming the key or
-    /// tensor), Unsupported (naming the architecture or key), OutOfMemory.
+    /// Reads config.json, tokenizer.json, generation_config.json if it is there, and model.safetensors or the files that model.safetensors.index.json lists,
+    /// of a folder. Throws IoError, BadFile (naming the key or tensor), Unsupported (naming the architecture or key),
+    /// OutOfMemory.
     Model(Context& context, const std::string& folder, const ModelOptions& options = {});
     Model(Context& context, const ModelFiles& files, const ModelOptions& options = {});
     ~Model();
@@ -72,10 +77,14 @@ class Model {
     const ModelInfo& info() const noexcept;
     const Tokenizer& tokenizer() const noexcept;
 
-    /// Options of a cache for this model: its layers, shape and rotary description, and max_positions as the capacity.
-    KvCacheOptions cache_options(const KvTypes& types = {}) const;
+    /// Options of a cache for this model: its layers, their windows and rotary descriptions, its shape. `capacity` 1 to
+    /// max_positions tokens, 0 = max_positions. Of a model that turns long texts by other frequencies than short ones
+    /// (longrope), the capacity says which a text is. Windows and descriptions are the model's, which must be alive
+    /// when the cache is made. Throws InvalidArgument.
+    KvCacheOptions cache_options(const KvTypes& types = {}, std::int64_t capacity = 0) const;
     /// The same for a ring of `window` tokens, of which the first sink_tokens stay: a text of any length. A window of
-    /// more than max_positions is allowed: queries then stand further from keys than the model was trained for.
+    /// more than max_positions is allowed: queries then stand further from keys than the model was trained for. A model
+    /// that learned an embedding per position ends at max_positions all the same. Throws InvalidArgument.
     KvCacheOptions ring_options(std::int64_t window, std::int64_t sink_tokens, const KvTypes& types = {}) const;
 
     /// Appends tokens to a cache of cache_options() or ring_options(), of any types, and writes the logits [m,

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -69,23 +70,29 @@ class Rotary {
   public:
     /// Throws InvalidArgument, naming the option, its value and what is allowed, or OutOfMemory.
     explicit Rotary(const RotaryOptions& options);
+    Rotary(const Rotary&) = default;  // and no move: nothing is left without frequencies
+    Rotary& operator=(const Rotary&) = default;
+    ~Rotary() = default;
 
     std::int64_t head_dim() const noexcept { return head_dim_; }
-    std::int64_t rotary_dim() const noexcept { return 2 * static_cast<std::int64_t>(inverse_frequencies_.size()); }
+    std::int64_t rotary_dim() const noexcept { return 2 * static_cast<std::int64_t>(inverse_frequencies_->size()); }
     RotaryPairing pairing() const noexcept { return pairing_; }
-    std::span<const double> inverse_frequencies() const noexcept { return inverse_frequencies_; }  ///< one per pair
+    std::span<const double> inverse_frequencies() const noexcept { return *inverse_frequencies_; }  ///< one per pair
     double attention_factor() const noexcept { return attention_factor_; }
 
     /// Cosine and sine of all pairs at a position, times the attention factor; each of rotary_dim / 2 floats. Any
     /// position; angles are as exact as doubles are, so that from about 2^50 on they mean little.
     void tabulate(std::int64_t position, float* cosine, float* sine) const noexcept;
 
-    friend bool operator==(const Rotary&, const Rotary&) = default;
+    friend bool operator==(const Rotary& a, const Rotary& b) noexcept {
+        return a.head_dim_ == b.head_dim_ && a.pairing_ == b.pairing_ && a.attention_factor_ == b.attention_factor_ &&
+               (a.inverse_frequencies_ == b.inverse_frequencies_ || *a.inverse_frequencies_ == *b.inverse_frequencies_);
+    }
 
   private:
     std::int64_t head_dim_;
     RotaryPairing pairing_;
-    std::vector<double> inverse_frequencies_;
+    std::shared_ptr<const std::vector<double>> inverse_frequencies_;  ///< copies share them
     double attention_factor_ = 1.0;
 };
 

@@ -377,21 +377,32 @@ int run_bench_model(const BenchModelArguments& arguments) {
     if (arguments.steps && arguments.depths.empty() && !nothing) refuse("-n counts decode steps: give -d");
     const std::int64_t steps = within("-n", arguments.steps.value_or(1), 1, kMostTokens);
     const std::string usual = std::to_string(std::min<std::int64_t>(512, config.max_positions));
-    auto made = std::make_shared<std::shared_ptr<const Model>>();
-    const auto model = [made, path = arguments.model](Context& context) {
-        if (*made == nullptr) *made = std::make_shared<const Model>(load_model(context, path));
-        return *made;
-    };
-    const auto add = [&](const KvTypes& types, bool prefill, const std::string& option, const std::string& lengths) {
+    std::vector<std::optional<WeightType>> weight_types{std::nullopt};
+    if (!arguments.weights.empty()) {
+        const std::vector<WeightType> types = parse_weight_types("--weights", arguments.weights);
+        weight_types.assign(types.begin(), types.end());
+    }
+    const auto add = [&](std::optional<WeightType> weights, const KvTypes& types, bool prefill,
+                         const std::string& option, const std::string& lengths, const auto& model) {
         if (lengths.empty() && !nothing) return;
         for (const std::int64_t n : parse_list(option, nothing ? usual : lengths, 1, kMostTokens)) {
-            plan.workloads.push_back(plan_model(
-                {.prefill = prefill, .length = n, .steps = prefill ? 1 : steps, .kv = types}, config, name, model));
+            const ModelRun run{
+                .prefill = prefill, .length = n, .steps = prefill ? 1 : steps, .kv = types, .weights = weights};
+            plan.workloads.push_back(plan_model(run, config, name, model));
         }
     };
-    for (const KvTypes& types : parse_kv_types("--kv", arguments.kv)) {
-        add(types, true, "-p", arguments.prefill);
-        add(types, false, "-d", arguments.depths);
+    for (const std::optional<WeightType> weights : weight_types) {
+        auto made = std::make_shared<std::shared_ptr<const Model>>();
+        const auto model = [made, weights, path = arguments.model](Context& context) {
+            if (*made == nullptr) {
+                *made = std::make_shared<const Model>(load_model(context, path, {.weights = weights}));
+            }
+            return *made;
+        };
+        for (const KvTypes& types : parse_kv_types("--kv", arguments.kv)) {
+            add(weights, types, true, "-p", arguments.prefill, model);
+            add(weights, types, false, "-d", arguments.depths, model);
+        }
     }
     add_rows(plan, arguments.common);
     return output.run(plan);

@@ -54,6 +54,7 @@ struct BenchModelArguments {
     std::string depths;   ///< list
     std::optional<std::int64_t> steps;
     std::string kv = "f32";  ///< list of types
+    std::string weights;     ///< list; empty = as the file stores them
 };
 
 int run_bench_attention(const BenchAttentionArguments& arguments);

@@ -110,6 +110,8 @@ void add_bench(CLI::App& app, std::function<int()>& chosen) {
     m->add_option("-n,--steps", model->steps, "Decode steps of one repetition, the first one at the depth (1)")
         ->type_name("N");
     m->add_option("--kv", model->kv, kKv)->type_name("TYPES")->capture_default_str();
+    m->add_option("--weights", model->weights, "Types of the weights; as the file stores them if not given")
+        ->type_name("TYPES");
     add_common(*m, model->common, false);
     m->callback([model, &chosen] { chosen = [model] { return run_bench_model(*model); }; });
 }

@@ -57,9 +57,11 @@ class LinearLayer final : public Workload {
             case WeightType::bf16:
                 return 2.0 * weights;
             case WeightType::int8:
+            case WeightType::int4:
                 break;
         }
-        return weights + 4.0 * outputs * static_cast<double>(kernels::code_groups(size(shape_.inputs)));
+        return weights * (shape_.weights == WeightType::int4 ? 0.5 : 1.0) +
+               4.0 * outputs * static_cast<double>(kernels::code_groups(size(shape_.inputs)));
     }
     std::size_t kv_bytes() const override { return 0; }
     std::size_t walk_bytes() const override { return static_cast<std::size_t>(bytes()) * layers_.size(); }
@@ -70,7 +72,7 @@ class LinearLayer final : public Workload {
         Deviation worst;
         Random random(7);
         constexpr int kElements = 64;
-        const bool integers = shape_.weights == WeightType::int8;
+        const bool integers = shape_.weights == WeightType::int8 || shape_.weights == WeightType::int4;
         for (int i = 0; i < kElements; ++i) {
             const std::size_t row = i == 0 ? size(shape_.rows) - 1 : random.below(size(shape_.rows));
             const std::size_t column = i == 0 ? size(shape_.outputs) - 1 : random.below(size(shape_.outputs));

@@ -114,7 +114,7 @@ PlannedWorkload plan_model(const ModelRun& run, const DecoderConfig& config, con
                                           config.max_positions));
     }
     const std::size_t bytes = KvCache::estimate_bytes(cache_options_of(config, run.kv), longest);
-    const auto weights = static_cast<double>(Decoder::weight_bytes(config));
+    const auto weights = static_cast<double>(Decoder::weight_bytes(config, run.weights));
     const double walk = weights + static_cast<double>(bytes);
     check_memory(fmt::format("{} {}", option, run.length),
                  walk + std::min(walk, static_cast<double>(read_buffer_cap())));
@@ -132,6 +132,7 @@ PlannedWorkload plan_model(const ModelRun& run, const DecoderConfig& config, con
     json["value_dim"] = config.head_dim;
     json["causal"] = true;
     json["window"] = 0;
+    json["weights"] = to_string(run.weights.value_or(config.stored_type));
     json["kv_type"] = kv_types_name(run.kv);
     return {.shape = std::move(json),
             .memory_bytes = bytes,

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <headlong/model.hpp>
@@ -17,6 +18,7 @@ struct ModelRun {
     std::int64_t length = 0;  ///< tokens of the prompt; or keys that the first decode step sees, its own among them
     std::int64_t steps = 1;   ///< decode steps of one repetition
     KvTypes kv = {};          ///< of the cache
+    std::optional<WeightType> weights = {};  ///< empty: as the file stores them
 };
 
 /// `model` makes the model when the first workload needs it, and is called again by the others: it keeps what it made.

@@ -98,7 +98,10 @@ std::string cell(const Json& row, std::string_view name) {
         if (row["phase"] == "chunk") text = plain(row["q_len"]) + " of " + text;
         return row["batch"] == 1 || has("lens") ? text : fmt::format("{} x {}", plain(row["batch"]), text);
     }
-    if (name == "type") return has("kv_type") ? plain(row["kv_type"]) : plain(row["weights"]);
+    if (name == "type") {
+        if (has("model")) return fmt::format("{} {}", plain(row["weights"]), plain(row["kv_type"]));
+        return has("kv_type") ? plain(row["kv_type"]) : plain(row["weights"]);
+    }
     if (name == "median" || name == "min" || name == "p95")
         return duration(number(("ns_" + std::string(name)).c_str()));
     if (name == "GFLOP/s") return fmt::format("{:.1f}", number("gflops"));

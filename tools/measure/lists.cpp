@@ -133,11 +133,12 @@ std::vector<KvTypes> parse_kv_types(const std::string& option, const std::string
 }
 
 WeightType parse_weight_type(const std::string& option, std::string_view name) {
-    for (const WeightType type : {WeightType::f32, WeightType::f16, WeightType::bf16, WeightType::int8}) {
+    for (const WeightType type : {WeightType::f32, WeightType::f16, WeightType::bf16, WeightType::int8,
+                                  WeightType::int4}) {
         if (name == to_string(type)) return type;
     }
     throw InvalidArgument(
-        fmt::format("{}: {} is no type of weights; allowed are f32, f16, bf16 and int8", option, quoted(name)));
+        fmt::format("{}: {} is no type of weights; allowed are f32, f16, bf16, int8 and int4", option, quoted(name)));
 }
 
 std::vector<WeightType> parse_weight_types(const std::string& option, const std::string& text) {

@@ -1,0 +1,520 @@
+// The families of decoders: golden models layer by layer on every instruction set, keys that must change what is
+// computed, what a missing key means, and keys that are refused.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <headlong/error.hpp>
+
+#include "engine/decoder.hpp"
+#include "engine/decoder_families.hpp"
+#include "engine/mapped_file.hpp"
+#include "tests/support/compare.hpp"
+#include "tests/support/isas.hpp"
+#include "tests/support/refusal.hpp"
+#include "tests/support/shared_data.hpp"
+
+namespace headlong::test {
+namespace {
+
+using nlohmann::json;
+
+const std::vector<std::string> kModels{
+    "gemma2",           "gemma3",         "gpt2",    "gpt2_prefix",   "gptoss",  "granite",       "llama3_rope",
+    "llama_plain",      "llama_v5_bias",  "mixtral", "neox_parallel", "olmo2",   "phi3",          "phi3_partial_long",
+    "mistral_nowindow", "mistral_window", "qwen3",   "qwen3moe",      "smollm3", "qwen2_nowindow"};
+
+/// A folder of the shared data, and what its golden files say.
+struct Golden {
+    std::filesystem::path folder;
+    json config;
+    std::vector<std::int32_t> tokens;
+    std::vector<float> logits;
+    std::vector<std::int64_t> greedy;
+    std::vector<double> gaps;  ///< between the two largest logits before each greedy id
+
+    explicit Golden(const std::filesystem::path& from)
+        : folder(from), config(json::parse(read_text((from / "config.json").string(), kMostConfigBytes))) {
+        const SafetensorsFile golden((from / "golden.safetensors").string());
+        for (const std::int64_t id : to_int64s(golden.at("tokens"))) tokens.push_back(static_cast<std::int32_t>(id));
+        logits = to_floats(golden.at("logits"));
+        greedy = to_int64s(golden.at("greedy"));
+        std::string text = golden.metadata().at("greedy_gaps");
+        std::ranges::replace(text, ',', ' ');
+        std::istringstream numbers(text);
+        for (double gap = 0.0; numbers >> gap;) gaps.push_back(gap);
+    }
+    std::size_t vocab() const { return logits.size() / tokens.size(); }
+    DecoderConfig parsed(const std::function<void(json&)>& change = {}) const {
+        json changed = config;
+        if (change) change(changed);
+        return parse_decoder_config(changed.dump(), "config.json");
+    }
+    std::unique_ptr<Decoder> decoder(Context& context, const DecoderConfig& of,
+                                     std::optional<WeightType> type = {}) const {
+        return std::make_unique<Decoder>(context.impl(), context.memory(), of,
+                                         std::make_shared<const WeightFiles>(WeightFiles::open(folder.string())), type);
+    }
+};
+
+double largest_difference(const std::vector<float>& a, const float* b) {
+    double most = 0.0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+        most = std::max(most, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+    }
+    return most;
+}
+
+std::vector<float> logits_of(Context& context, const Decoder& decoder, const std::vector<std::int32_t>& tokens,
+                             KvCache& cache, std::size_t chunk, const ForwardHooks& hooks = {}) {
+    const auto vocab = static_cast<std::size_t>(decoder.config().vocab_size);
+    std::vector<float> logits(tokens.size() * vocab);
+    for (std::size_t first = 0; first < tokens.size(); first += chunk) {
+        const std::size_t count = std::min(chunk, tokens.size() - first);
+        decoder.forward(context, std::span(tokens).subspan(first, count), cache, logits.data() + first * vocab,
+                        static_cast<std::int64_t>(count), static_cast<std::int64_t>(vocab), hooks);
+    }
+    return logits;
+}
+
+TEST(FamiliesTest, EveryLayerOfTheGoldenModels) {
+    HEADLONG_SHARED_OR_SKIP(families, "models/families");
+    for (const std::string& name : kModels) {
+        if (emulated() && name != "gemma3" && name != "gptoss") continue;
+        SCOPED_TRACE(name);
+        const Golden golden(families / name);
+        const SafetensorsFile layers((golden.folder / "layers.safetensors").string());
+        const DecoderConfig config = golden.parsed();
+        std::vector<float> bits_of_chunks;
+        HEADLONG_FOR_EACH_ISA(isa) {
+            if (left_to_native_tests(isa)) continue;
+            const auto context = make_context(isa, 2);
+            const auto decoder = golden.decoder(*context, config);
+            std::size_t compared = 0;
+            KvCache cache(cache_options_of(config));
+            const std::vector<float> logits =
+                logits_of(*context, *decoder, golden.tokens, cache, golden.tokens.size(),
+                          {.observer = [&](std::int64_t layer, std::string_view what, const float* rows, std::int64_t) {
+                              if (what != "out" && what != "embedding") return;
+                              const std::int64_t index = what == "out" ? layer + 1 : 0;
+                              const std::vector<float> want = to_floats(layers.at("x." + std::to_string(index)));
+                              double size = 0.0;
+                              for (const float x : want) size = std::max(size, std::abs(static_cast<double>(x)));
+                              EXPECT_LE(largest_difference(want, rows), 1e-5 * size + 1e-5) << what << " " << layer;
+                              ++compared;
+                          }});
+            EXPECT_EQ(compared, static_cast<std::size_t>(config.layers) + 1);
+            EXPECT_LE(largest_difference(logits, golden.logits.data()), 5e-4);
+            // windows and experts, too: the same bits token by token, in chunks, on one thread
+            for (const std::size_t chunk : {std::size_t{1}, std::size_t{7}}) {
+                const auto alone = make_context(isa, 1);
+                KvCache other(cache_options_of(config));
+                EXPECT_TRUE(same_bits(logits_of(*alone, *decoder, golden.tokens, other, chunk), logits)) << chunk;
+            }
+        }
+    }
+}
+
+// Caches of fewer bits move logits. Those of f16 choose the same ids; of int8 the first one that differs must have been
+// a close call: its gap is no larger than what the logits of the prompt moved, most where an expert changed.
+TEST(FamiliesTest, GreedyIdsOfSmallerCaches) {
+    HEADLONG_SHARED_OR_SKIP(families, "models/families");
+    if (emulated()) GTEST_SKIP() << "left to native tests";
+    const auto context = make_context(available_isas().back(), 2);
+    for (const std::string& name : kModels) {
+        const Golden golden(families / name);
+        const DecoderConfig config = golden.parsed();
+        const auto decoder = golden.decoder(*context, config);
+        for (const KvType type : {KvType::f32, KvType::f16, KvType::int8}) {
+            SCOPED_TRACE(name + " " + to_string(type));
+            KvCache cache(cache_options_of(config, {type, type}));
+            const std::vector<float> logits = logits_of(*context, *decoder, golden.tokens, cache, golden.tokens.size());
+            const double moved = largest_difference(logits, golden.logits.data());
+            const double most = config.experts.count > 0 ? 8.0 : 1.0;
+            EXPECT_LE(moved, type == KvType::f32 ? 5e-4 : type == KvType::f16 ? 0.1 : most);
+            std::vector<float> row(logits.end() - static_cast<std::ptrdiff_t>(golden.vocab()), logits.end());
+            for (std::size_t i = 0; i < golden.greedy.size(); ++i) {
+                const std::vector<std::int32_t> token{
+                    static_cast<std::int32_t>(std::ranges::max_element(row) - row.begin())};
+                if (token[0] != golden.greedy[i] && type == KvType::int8) {
+                    EXPECT_LE(golden.gaps[i], 2.0 * moved) << i;
+                    break;
+                }
+                ASSERT_EQ(token[0], golden.greedy[i]) << i << ", where the gap is " << golden.gaps[i];
+                row = logits_of(*context, *decoder, token, cache, 1);
+            }
+        }
+    }
+}
+
+// Quantised weights are another arithmetic, and not another model.
+TEST(FamiliesTest, EveryFamilyRunsWithEveryTypeOfWeights) {
+    HEADLONG_SHARED_OR_SKIP(families, "models/families");
+    if (emulated()) GTEST_SKIP() << "left to native tests";
+    const auto context = make_context(available_isas().back(), 2);
+    for (const std::string& name : kModels) {
+        const Golden golden(families / name);
+        const DecoderConfig config = golden.parsed();
+        double squares = 0.0;
+        for (const float x : golden.logits) squares += std::pow(static_cast<double>(x), 2);
+        const auto distance = [&](WeightType type) {
+            const auto decoder = golden.decoder(*context, config, type);
+            EXPECT_EQ(decoder->weight_bytes(), Decoder::weight_bytes(config, type));
+            KvCache cache(cache_options_of(config));
+            const std::vector<float> logits = logits_of(*context, *decoder, golden.tokens, cache, golden.tokens.size());
+            double errors = 0.0;
+            for (std::size_t i = 0; i < logits.size(); ++i) {
+                errors += std::pow(static_cast<double>(logits[i]) - static_cast<double>(golden.logits[i]), 2);
+            }
+            return std::sqrt(errors / squares);
+        };
+        SCOPED_TRACE(name);
+        EXPECT_LT(distance(WeightType::f32), 1e-4);
+        EXPECT_LT(distance(WeightType::f16), 0.01);
+        EXPECT_LT(distance(WeightType::bf16), 0.08);
+        const double int8 = distance(WeightType::int8);
+        EXPECT_GT(int8, 1e-4);
+        EXPECT_LT(int8, 0.25);
+        EXPECT_GT(distance(WeightType::int4), int8);
+    }
+}
+
+struct Change {
+    const char* model;
+    const char* key;
+    json value;  ///< null: the key is taken away
+};
+
+// Every key that a family reads is heeded: another value gives other logits.
+TEST(FamiliesTest, KeysChangeWhatIsComputed) {
+    HEADLONG_SHARED_OR_SKIP(families, "models/families");
+    if (emulated()) GTEST_SKIP() << "left to native tests";
+    const json llama3 = {{"factor", 4.0},
+                         {"high_freq_factor", 4.0},
+                         {"low_freq_factor", 1.0},
+                         {"original_max_position_embeddings", 64},
+                         {"rope_type", "llama3"}};
+    const json yarn = {{"beta_fast", 8.0},    {"beta_slow", 1.0},
+                       {"factor", 8.0},       {"original_max_position_embeddings", 64},
+                       {"rope_type", "yarn"}, {"truncate", true}};
+    const std::vector<Change> changes{
+        {"llama_plain", "rope_theta", 9000.0},
+        {"llama_plain", "rms_norm_eps", 1e-2},
+        {"llama_plain", "hidden_act", "gelu"},
+        {"llama_plain", "rope_scaling", {{"type", "linear"}, {"factor", 2.0}}},
+        {"llama3_rope", "rope_scaling", llama3},
+        {"llama3_rope", "rope_scaling", nullptr},
+        {"mistral_window", "sliding_window", 8},
+        {"mistral_window", "sliding_window", 6},
+        {"qwen2_nowindow", "use_sliding_window", true},
+        {"qwen3", "rope_theta", 9000},
+        {"qwen3moe", "norm_topk_prob", false},
+        {"qwen3moe", "num_experts_per_tok", 3},
+        {"mixtral", "num_experts_per_tok", 1},
+        {"smollm3", "no_rope_layer_interval", 3},
+        {"smollm3", "no_rope_layers", {1, 1, 1, 1, 1}},
+        {"smollm3", "no_rope_layers", {0, 0, 0, 1, 0}},
+        {"gptoss", "rope_scaling", yarn},
+        {"gptoss", "swiglu_limit", 2.0},
+        {"gptoss", "sliding_window", 7},
+        {"gptoss", "layer_types", {"full_attention", "sliding_attention", "full_attention", "sliding_attention"}},
+        {"phi3", "sliding_window", 20},
+        {"phi3_partial_long", "max_position_embeddings", 200},  // of which the attention factor is made
+        {"olmo2", "rms_norm_eps", 1e-3},
+        {"granite", "embedding_multiplier", 5.0},
+        {"granite", "attention_multiplier", nullptr},
+        {"granite", "residual_multiplier", 1.0},
+        {"granite", "logits_scaling", 1.0},
+        {"gemma2", "attn_logit_softcapping", nullptr},
+        {"gemma2", "final_logit_softcapping", 30.0},
+        {"gemma2", "query_pre_attn_scalar", 24},
+        {"gemma2", "sliding_window", 5},
+        {"gemma2", "hidden_activation", "gelu"},
+        {"gemma2", "layer_types", {"full_attention", "sliding_attention", "full_attention", "sliding_attention"}},
+        {"gemma3", "sliding_window_pattern", 5},
+        {"gemma3", "rope_local_base_freq", 20000.0},
+        {"gemma3", "rope_scaling", nullptr},
+        {"gemma3", "final_logit_softcapping", 5.0},
+        {"gpt2", "layer_norm_epsilon", 1e-2},
+        {"gpt2", "activation_function", "gelu"},
+        {"neox_parallel", "use_parallel_residual", false},
+        {"neox_parallel", "rotary_pct", 0.5},
+        {"neox_parallel", "rotary_emb_base", 5000},
+        {"neox_parallel", "hidden_act", "gelu_new"},
+    };
+    const auto context = make_context(available_isas().back(), 2);
+    std::map<std::string, Golden> read;
+    for (const Change& change : changes) {
+        SCOPED_TRACE(std::string(change.model) + ": " + change.key + " = " + change.value.dump());
+        const Golden& golden = read.try_emplace(change.model, families / change.model).first->second;
+        const DecoderConfig config = golden.parsed([&](json& c) {
+            if (change.value.is_null()) {
+                c.erase(change.key);
+            } else {
+                c[change.key] = change.value;
+            }
+        });
+        const auto decoder = golden.decoder(*context, config);
+        KvCache cache(cache_options_of(config));
+        const std::vector<float> logits = logits_of(*context, *decoder, golden.tokens, cache, golden.tokens.size());
+        EXPECT_GT(largest_difference(logits, golden.logits.data()), 1e-3);
+    }
+}
+
+// The same settings, as newer and older files write them, give the same bits.
+TEST(FamiliesTest, OldAndNewFormsOfKeys) {
+    HEADLONG_SHARED_OR_SKIP(families, "models/families");
+    if (emulated()) GTEST_SKIP() << "left to native tests";
+    struct Form {
+        const char* model;
+        std::function<void(json&)> change;
+    };
+    const auto erase_into = [](json& c, const char* key) {
+        const json value = c[key];
+        c.erase(key);
+        return value;
+    };
+    const std::vector<Form> forms{
+        {"llama3_rope",
+         [&](json& c) {
+             c["rope_parameters"] = erase_into(c, "rope_scaling");
+             c["rope_parameters"]["rope_theta"] = erase_into(c, "rope_theta");
+         }},
+        {"llama_plain",
+         [](json& c) {
+             c["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 10000.0}};
+         }},
+        {"llama_plain", [](json& c) { c.erase("rope_theta"); }},
+        {"llama_plain", [](json& c) { c["head_dim"] = nullptr; }},
+        {"qwen3",
+         [](json& c) {
+             c["layer_types"] = {"full_attention", "full_attention", "full_attention"};
+         }},
+        {"gemma2",
+         [](json& c) {
+             c["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention", "full_attention"};
+             c["hidden_act"] = "silu";  // Gemma's key is another one
+         }},
+        {"gemma3",
+         [](json& c) {
+             c.erase("sliding_window_pattern");
+             json types(7, "sliding_attention");
+             types[5] = "full_attention";
+             c["layer_types"] = types;
+         }},
+        {"gemma3", [](json& c) { c.erase("sliding_window_pattern"); }},
+        {"gemma3",
+         [](json& c) {
+             c.erase("rope_scaling");
+             c.erase("rope_theta");
+             c.erase("rope_local_base_freq");
+             c["rope_parameters"] = {
+                 {"full_attention", {{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 1e6}}},
+                 {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 1e4}}}};
+         }},
+        {"gemma3",
+         [](json& c) {
+             json inner = c;
+             inner.erase("architectures");
+             c = {{"architectures", {"Gemma3ForConditionalGeneration"}},
+                  {"model_type", "gemma3"},
+                  {"text_config", inner},
+                  {"vision_config", {{"hidden_size", 8}}}};
+         }},
+        {"phi3_partial_long", [](json& c) { c["rope_scaling"]["type"] = "su"; }},
+        {"smollm3",
+         [](json& c) {
+             c["no_rope_layers"] = {1, 1, 1, 0, 1};
+         }},
+        {"gptoss", [](json& c) { c.erase("num_experts_per_tok"); }},
+        {"gptoss", [](json& c) { c.erase("layer_types"); }},
+        {"qwen3moe", [](json& c) { c["mlp_only_layers"] = nullptr; }},
+        {"gpt2_prefix", [](json& c) { c.erase("tie_word_embeddings"); }},
+        {"neox_parallel", [](json& c) { c.erase("use_parallel_residual"); }},
+        {"granite",
+         [](json& c) {
+             c["rope_scaling"] = {{"rope_type", "default"}};
+         }},
+    };
+    const auto context = make_context(available_isas().back(), 2);
+    for (std::size_t i = 0; i < forms.size(); ++i) {
+        SCOPED_TRACE(std::string(forms[i].model) + ", form " + std::to_string(i));
+        const Golden golden(families / forms[i].model);
+        const auto logits = [&](const DecoderConfig& config) {
+            const auto decoder = golden.decoder(*context, config);
+            KvCache cache(cache_options_of(config));
+            return logits_of(*context, *decoder, golden.tokens, cache, golden.tokens.size());
+        };
+        EXPECT_TRUE(same_bits(logits(golden.parsed(forms[i].change)), logits(golden.parsed())));
+    }
+}
+
+json small(const char* architecture, const json& more = json::object()) {
+    json config = {{"architectures", {architecture}},
+                   {"vocab_size", 64},
+                   {"hidden_size", 64},
+                   {"intermediate_size", 64},
+                   {"num_hidden_layers", 4},
+                   {"num_attention_heads", 32},
+                   {"n_embd", 64},
+                   {"n_layer", 4},
+                   {"n_head", 32}};
+    config.update(more);
+    return config;
+}
+
+DecoderConfig parsed(const json& config) { return parse_decoder_config(config.dump(), "config.json"); }
+
+// What the configuration classes of transformers say where a key is missing; and null is not missing.
+TEST(FamiliesTest, WhatIsMissing) {
+    EXPECT_EQ(parsed(small("Qwen3ForCausalLM")).head_dim, 128);
+    EXPECT_EQ(parsed(small("Qwen3MoeForCausalLM")).head_dim, 2);
+    EXPECT_EQ(parsed(small("Gemma2ForCausalLM")).head_dim, 256);
+    EXPECT_EQ(parsed(small("Gemma3ForCausalLM")).head_dim, 256);
+    EXPECT_EQ(parsed(small("LlamaForCausalLM")).head_dim, 2);
+    EXPECT_EQ(parsed(small("LlamaForCausalLM")).kv_heads, 32);
+    EXPECT_EQ(parsed(small("MistralForCausalLM")).kv_heads, 8);
+    EXPECT_EQ(parsed(small("MistralForCausalLM", {{"num_key_value_heads", nullptr}})).kv_heads, 32);
+    const json yarn = {
+        {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 32.0}, {"original_max_position_embeddings", 4096}}}};
+    EXPECT_EQ(parsed(small("GptOssForCausalLM", yarn)).head_dim, 64);
+    EXPECT_TRUE(parsed(small("GptOssForCausalLM", yarn)).qkv_bias);
+
+    using Windows = std::vector<std::int64_t>;
+    EXPECT_EQ(parsed(small("MistralForCausalLM")).windows, Windows(4, 4096));
+    EXPECT_EQ(parsed(small("MistralForCausalLM", {{"sliding_window", nullptr}})).windows, Windows());
+    EXPECT_EQ(parsed(small("MixtralForCausalLM")).windows, Windows());
+    EXPECT_EQ(parsed(small("Phi3ForCausalLM", {{"num_attention_heads", 4}})).windows, Windows());
+    EXPECT_EQ(parsed(small("Gemma2ForCausalLM")).windows, (Windows{4096, 0, 4096, 0}));
+    EXPECT_EQ(parsed(small("Gemma3ForCausalLM", {{"num_hidden_layers", 7}})).windows,
+              (Windows{4096, 4096, 4096, 4096, 4096, 0, 4096}));
+    EXPECT_EQ(parsed(small("GptOssForCausalLM", yarn)).windows, (Windows{128, 0, 128, 0}));
+    const json switched = {{"use_sliding_window", true}, {"max_window_layers", 3}};
+    EXPECT_EQ(parsed(small("Qwen2ForCausalLM")).windows, Windows());
+    EXPECT_EQ(parsed(small("Qwen2ForCausalLM", switched)).windows, (Windows{0, 0, 0, 4096}));
+    EXPECT_EQ(parsed(small("Qwen3MoeForCausalLM", switched)).windows, Windows(4, 4096));
+    EXPECT_EQ(parsed(small("SmolLM3ForCausalLM", {{"use_sliding_window", true}, {"sliding_window", 9}})).windows,
+              (Windows{0, 0, 0, 9}));  // those without rotation
+
+    EXPECT_EQ(parsed(small("Gemma2ForCausalLM")).attention_softcap, 50.0F);
+    EXPECT_EQ(parsed(small("Gemma2ForCausalLM")).logit_softcap, 30.0F);
+    EXPECT_EQ(parsed(small("Gemma2ForCausalLM", {{"attn_logit_softcapping", nullptr}})).attention_softcap, 0.0F);
+    EXPECT_EQ(parsed(small("Gemma3ForCausalLM")).logit_softcap, 0.0F);
+    EXPECT_FALSE(parsed(small("Qwen3MoeForCausalLM")).experts.normalised);
+    EXPECT_EQ(parsed(small("GPT2LMHeadModel")).intermediate_size, 64 * 4);
+    const DecoderConfig dense = parsed(small("Qwen3MoeForCausalLM", {{"decoder_sparse_step", 2}}));
+    EXPECT_EQ(dense.sparse, (std::vector<bool>{false, true, false, true}));
+    EXPECT_EQ(parsed(small("Qwen3MoeForCausalLM", {{"mlp_only_layers", {1}}})).sparse,
+              (std::vector<bool>{true, false, true, true}));
+
+    for (const Family& family : decoder_families()) {
+        const std::string name = family.architecture;
+        if (name == "Gemma3ForConditionalGeneration") continue;
+        json config = small(family.architecture, name == "GptOssForCausalLM" ? yarn : json::object());
+        if (name == "GPTNeoXForCausalLM" || name == "Phi3ForCausalLM") config["num_attention_heads"] = 4;
+        const bool tied = name.starts_with("Gemma") || name == "GPT2LMHeadModel" || name == "SmolLM3ForCausalLM";
+        EXPECT_EQ(parsed(config).tied_embeddings, tied) << name;
+    }
+}
+
+// A Gemma 3's layers (1 B: 26, every sixth of them global, windows of 512) at 32,768 tokens: what memory plans, a cache
+// takes, and it is under a quarter of what it would be without windows. Heads are narrower, which changes no ratio.
+TEST(FamiliesTest, WindowsSaveMostOfACache) {
+    constexpr std::int64_t kTokens = 32768;
+    const DecoderConfig config = parsed(small("Gemma3ForCausalLM", {{"num_hidden_layers", 26},
+                                                                    {"num_attention_heads", 4},
+                                                                    {"num_key_value_heads", 1},
+                                                                    {"head_dim", 16},
+                                                                    {"sliding_window", 512},
+                                                                    {"max_position_embeddings", kTokens}}));
+    KvCacheOptions options = cache_options_of(config);
+    KvCache cache(options);
+    const auto context = make_context(available_isas().back());
+    const std::int64_t chunk = cache.max_chunk();
+    const std::vector<float> rows(static_cast<std::size_t>(chunk * 16), 0.5F);
+    const auto view = InputTensor<3>::dense(rows.data(), {1, chunk, 16});
+    for (std::int64_t done = 0; done < kTokens; done += chunk) {
+        cache.reserve(chunk);
+        for (std::size_t layer = 0; layer < cache.layers(); ++layer) cache.append(*context, layer, view, view);
+    }
+    EXPECT_EQ(cache.length(), kTokens);
+    EXPECT_EQ(cache.reserved_bytes(), KvCache::estimate_bytes(options, kTokens));
+    options.layer_windows = {};
+    EXPECT_LT(4 * cache.reserved_bytes(), KvCache::estimate_bytes(options, kTokens));
+}
+
+TEST(FamiliesTest, KeysThatAreNotHandledAreNamed) {
+    struct Refusal {
+        const char* architecture;
+        json more;
+        const char* named;
+    };
+    const json yarn = {{"rope_type", "yarn"}, {"factor", 8.0}, {"original_max_position_embeddings", 64}};
+    const std::vector<Refusal> refusals{
+        {"MistralForCausalLM", {{"layer_types", {"full_attention", "chunked_attention", "x", "y"}}}, "layer_types"},
+        {"MistralForCausalLM", {{"attention_bias", true}}, "attention_bias"},
+        {"Qwen2ForCausalLM",
+         {{"rope_scaling", {{"type", "mrope"}, {"mrope_section", {1}}}}},
+         "rope_scaling.mrope_section"},
+        {"Phi3ForCausalLM",
+         {{"num_attention_heads", 4},
+          {"rope_scaling",
+           {{"type", "longrope"}, {"long_factor", {1.0}}, {"short_factor", {1.0}}, {"long_mscale", 2}}}},
+         "rope_scaling.long_mscale"},
+        {"GPT2LMHeadModel", {{"scale_attn_by_inverse_layer_idx", true}}, "scale_attn_by_inverse_layer_idx"},
+        {"GPT2LMHeadModel", {{"scale_attn_weights", false}}, "scale_attn_weights"},
+        {"Qwen3MoeForCausalLM", {{"shared_expert_intermediate_size", 32}}, "shared_expert_intermediate_size"},
+        {"GptOssForCausalLM",
+         {{"rope_scaling", yarn}, {"quantization_config", {{"quant_method", "mxfp4"}}}},
+         "quantization_config"},
+        {"Olmo2ForCausalLM", {{"clip_qkv", 8.0}}, "clip_qkv"},
+        {"GraniteForCausalLM", {{"sliding_window", 7}}, "sliding_window"},
+        {"LlamaForCausalLM", {{"embedding_multiplier", 2.0}}, "embedding_multiplier"},
+        {"Gemma2ForCausalLM", {{"use_bidirectional_attention", true}}, "use_bidirectional_attention"},
+        {"Qwen3ForCausalLM", {{"model_type", "qwen2"}}, "model_type"},
+        {"FalconForCausalLM", json::object(), "FalconForCausalLM"},
+    };
+    for (const Refusal& each : refusals) {
+        const std::string message =
+            refusal([&] { parsed(small(each.architecture, each.more)); }, ErrorCode::unsupported);
+        EXPECT_NE(message.find(each.named), std::string::npos) << message;
+    }
+    const std::vector<Refusal> bad{
+        {"MixtralForCausalLM", {{"num_experts_per_tok", 9}}, "num_experts_per_tok: is 9"},
+        {"GptOssForCausalLM", json::object(), "rope_scaling: is missing"},
+        {"GptOssForCausalLM",
+         {{"rope_scaling", yarn}, {"experts_per_token", 2}, {"num_experts_per_tok", 4}},
+         "experts_per_token: is 2"},
+        {"SmolLM3ForCausalLM", {{"no_rope_layers", {1, 0}}}, "no_rope_layers: is [1,0]"},
+        {"SmolLM3ForCausalLM", {{"no_rope_layers", {1, 0, 2, 1}}}, "no_rope_layers: holds 2"},
+        {"Qwen3MoeForCausalLM", {{"mlp_only_layers", {4}}}, "mlp_only_layers: holds 4"},
+        {"Gemma2ForCausalLM", {{"layer_types", {"full_attention"}}}, "layer_types"},
+        {"Phi3ForCausalLM", {{"num_attention_heads", 4}, {"partial_rotary_factor", 0.7}}, "partial_rotary_factor"},
+        {"Phi3ForCausalLM",
+         {{"num_attention_heads", 4},
+          {"original_max_position_embeddings", 32},
+          {"rope_scaling", {{"type", "longrope"}, {"long_factor", {1.0}}, {"short_factor", {1.0}}}}},
+         "rope_scaling.long_factor"},
+        {"GraniteForCausalLM", {{"logits_scaling", 0.0}}, "logits_scaling: is 0"},
+        {"Gemma3ForConditionalGeneration", json::object(), "text_config: is missing"},
+    };
+    for (const Refusal& each : bad) {
+        const std::string message = refusal([&] { parsed(small(each.architecture, each.more)); }, ErrorCode::bad_file);
+        EXPECT_NE(message.find(each.named), std::string::npos) << message;
+    }
+}
+
+}  // namespace
+}  // namespace headlong::test
