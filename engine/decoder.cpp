@@ -7,6 +7,8 @@
 #include <cmath>
 #include <headlong/attention.hpp>
 #include <headlong/error.hpp>
+#include <limits>
+#include <numeric>
 #include <utility>
 
 #include "engine/attention/call.hpp"
@@ -60,7 +62,7 @@ struct Decoder::Activations {
     float* result;         ///< the same
     float* router;         ///< [tokens][experts]
     float* chosen_weight;  ///< [tokens][used]
-    std::int32_t* chosen;  ///< the same: which expert
+    std::int32_t* chosen;  ///< [tokens][experts]: the first so many of them
 
     /// Calls take(columns) for one array after the other, which gives where it lies.
     template <class Take>
@@ -81,7 +83,7 @@ struct Decoder::Activations {
         result = take(routed);
         router = take(e.count);
         chosen_weight = take(e.used);
-        chosen = reinterpret_cast<std::int32_t*>(take(e.used));
+        chosen = reinterpret_cast<std::int32_t*>(take(e.count));
     }
 
     /// Whether something happens to what attention or an MLP gives before it is added.
@@ -282,45 +284,51 @@ class Decoder::Pass {
         apply(Operation::projection, *layer.router, x, count_, a_.router);
         route();
         std::fill_n(a_.branch, count_ * hidden, 0.0F);
-        const std::int64_t picks = count_ * c_.experts.used;
-        for (std::int64_t expert = 0; expert < c_.experts.count; ++expert) {
-            std::int64_t rows = 0;
-            const auto for_picks = [&](const auto& visit) {
-                for (std::int64_t i = 0; i < picks; ++i) {
-                    if (a_.chosen[i] == expert) visit(i);
+        const Experts& e = c_.experts;
+        for (std::int64_t expert = 0; expert < e.count; ++expert) {
+            // Calls visit(token, weight) for the tokens that use the expert, at most once each.
+            const auto for_tokens = [&](const auto& visit) {
+                for (std::int64_t i = 0; i < count_ * e.used; ++i) {
+                    const std::int64_t token = i / e.used;
+                    if (a_.chosen[token * e.count + i % e.used] == expert) visit(token, a_.chosen_weight[i]);
                 }
             };
-            for_picks([&](std::int64_t i) {
-                std::copy_n(x + i / c_.experts.used * hidden, hidden, a_.gathered + rows++ * hidden);
+            std::int64_t rows = 0;
+            for_tokens([&](std::int64_t token, float) {
+                std::copy_n(x + token * hidden, hidden, a_.gathered + rows++ * hidden);
             });
             if (rows == 0) continue;
             const Mlp& mlp = layer.mlps[size(expert)];
             inner(mlp, a_.gathered, rows);
             apply(Operation::projection, *mlp.down, activated(mlp), rows, a_.result);
             rows = 0;
-            for_picks([&](std::int64_t i) {
-                add_scaled(impl_, a_.result + rows++ * hidden, a_.chosen_weight[i], 1, hidden,
-                           a_.branch + i / c_.experts.used * hidden);
+            for_tokens([&](std::int64_t token, float weight) {
+                add_scaled(impl_, a_.result + rows++ * hidden, weight, 1, hidden, a_.branch + token * hidden);
             });
         }
         finish_branch(layer.mlp_post_norm, false);
     }
 
-    /// The experts of each token, those of its largest router logits (of equals the first), and their weights.
+    /// The experts of each token, those of its largest router logits (of equals the first, a NaN last), and their
+    /// weights.
     void route() {
         const Experts& e = c_.experts;
         for_rows(impl_, count_, [&](std::int64_t row) noexcept {
-            float* const logit = a_.router + row * e.count;
-            std::int32_t* const chosen = a_.chosen + row * e.used;
+            const float* const logit = a_.router + row * e.count;
+            std::int32_t* const chosen = a_.chosen + row * e.count;
             float* const weight = a_.chosen_weight + row * e.used;
-            const float largest = *std::max_element(logit, logit + e.count);
+            const auto rank = [&](std::int32_t i) noexcept {
+                return std::isnan(logit[i]) ? -std::numeric_limits<float>::infinity() : logit[i];
+            };
+            std::iota(chosen, chosen + e.count, 0);
+            std::partial_sort(chosen, chosen + e.used, chosen + e.count, [&](std::int32_t a, std::int32_t b) noexcept {
+                return rank(a) > rank(b) || (rank(a) == rank(b) && a < b);
+            });
+            const float largest = logit[chosen[0]];
             float sum = 0.0F;
             for (std::int64_t i = 0; !e.normalised && i < e.count; ++i) sum += std::exp(logit[i] - largest);
             for (std::int64_t i = 0; i < e.used; ++i) {
-                const auto best = static_cast<std::int32_t>(std::max_element(logit, logit + e.count) - logit);
-                chosen[i] = best;
-                weight[i] = std::exp(logit[best] - largest);
-                logit[best] = -std::numeric_limits<float>::infinity();
+                weight[i] = std::exp(logit[chosen[i]] - largest);
                 if (e.normalised) sum += weight[i];
             }
             for (std::int64_t i = 0; i < e.used; ++i) weight[i] /= sum;
@@ -441,11 +449,16 @@ void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, Kv
                             layer, cache.length(layer), held));
         }
     }
-    cache.reserve(static_cast<std::int64_t>(tokens.size()));
+    const auto count = static_cast<std::int64_t>(tokens.size());
+    if (position_embedding_ != nullptr && (held > config_.max_positions || count > config_.max_positions - held)) {
+        throw InvalidArgument(fmt::format("forward: {} tokens after {}; the model has embeddings of {} positions",
+                                          count, held, config_.max_positions));
+    }
+    cache.reserve(count);
     if (tokens.empty()) return;
     try {
         auto workspace = context.impl().workspaces.lend();
-        Pass pass(*this, context, *workspace, cache, static_cast<std::int64_t>(tokens.size()), hooks, segments);
+        Pass pass(*this, context, *workspace, cache, count, hooks, segments);
         pass.run(tokens, logits, logit_rows, logit_stride);
     } catch (...) {
         cache.impl().take_back(held);  // exact: nothing that a cache of `held` tokens holds is forgotten yet

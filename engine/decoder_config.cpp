@@ -84,7 +84,8 @@ std::set<std::string_view> handled_keys(const Family& family) {
 bool changes_nothing(const ConfigReader& config, const std::string& key, const Json& value) {
     if (value.is_null() || ((value.is_array() || value.is_object()) && value.empty())) return true;
     if (value.is_boolean()) return value.get<bool>() == kOnByDefault.contains(key);
-    if (key == "partial_rotary_factor") return value == 1.0;
+    if (key == "partial_rotary_factor" || key == "full_attn_mod") return value == 1.0;
+    if (key == "shared_expert_intermediate_size") return value == 0;
     if (key == "sliding_window") return !config.flag("use_sliding_window", true);
     if (key == "layer_types" && value.is_array()) {
         return std::ranges::all_of(value, [](const Json& type) { return type == "full_attention"; });
@@ -130,13 +131,16 @@ kernels::Activation read_activation(const ConfigReader& config, const char* key,
 
 void read_sizes(const ConfigReader& config, const Family& family, DecoderConfig& decoder) {
     const ConfigKeys& keys = family.keys;
-    decoder.vocab_size = config.size("vocab_size");
-    decoder.hidden_size = config.size(keys.hidden_size);
-    const auto usual = [](std::int64_t size) { return size > 0 ? std::optional(size) : std::nullopt; };
+    const UsualSizes& usual = family.usual;
+    const auto size = [&](const char* key, std::int64_t missing) {
+        return config.size(key, missing > 0 ? std::optional(missing) : std::nullopt);
+    };
+    decoder.vocab_size = size("vocab_size", usual.vocab_size);
+    decoder.hidden_size = size(keys.hidden_size, usual.hidden_size);
     decoder.intermediate_size =
-        config.size(keys.intermediate_size, usual(family.intermediate_size * decoder.hidden_size));
-    decoder.layers = config.size(keys.layers);
-    decoder.heads = config.size(keys.heads);
+        size(keys.intermediate_size, family.four_times_hidden ? 4 * decoder.hidden_size : usual.intermediate_size);
+    decoder.layers = size(keys.layers, usual.layers);
+    decoder.heads = size(keys.heads, usual.heads);
     // null is as many as heads; a missing key what the family's class says
     const bool given = config.has("num_key_value_heads") || family.kv_heads == 0;
     decoder.kv_heads = config.size("num_key_value_heads", given ? decoder.heads : family.kv_heads);
@@ -150,6 +154,10 @@ void read_sizes(const ConfigReader& config, const Family& family, DecoderConfig&
                                            keys.hidden_size, decoder.hidden_size));
     }
     decoder.head_dim = derived ? decoder.hidden_size / decoder.heads : config.size("head_dim", family.head_dim);
+    if (!family.grouped &&
+        (decoder.kv_heads != decoder.heads || decoder.head_dim != decoder.hidden_size / decoder.heads)) {
+        config.not_handled(decoder.kv_heads != decoder.heads ? "num_key_value_heads" : "head_dim");
+    }
     constexpr std::int64_t kMaxHeadDim = std::int64_t{1} << 20;  // as in a cache
     if (decoder.head_dim > kMaxHeadDim) {
         config.bad("head_dim", fmt::format("is {}; it must be at most {}", decoder.head_dim, kMaxHeadDim));
@@ -173,7 +181,11 @@ void read_rotaries(const ConfigReader& config, const Family& family, DecoderConf
         return;
     }
     const std::optional<ConfigReader> settings = rotary_object(config);
-    const double theta = config.positive(family.keys.rope_theta, family.rope_theta);
+    const double theta = config.positive(family.keys.rope_theta, config.positive("rope_theta", family.rope_theta));
+    if (config.find("rope_theta") != nullptr && config.positive("rope_theta") != theta) {
+        config.bad("rope_theta", fmt::format("is {}, but {} is {}", ConfigReader::shown(config.at("rope_theta")),
+                                             family.keys.rope_theta, theta));
+    }
     if (settings && settings->find("rope_theta") != nullptr && config.find(family.keys.rope_theta) != nullptr &&
         settings->positive("rope_theta") != theta) {
         settings->bad("rope_theta", fmt::format("is {}, but {} is {}", ConfigReader::shown(settings->at("rope_theta")),

@@ -100,7 +100,8 @@ struct DecoderConfig {
     float attention_softcap = 0.0F;             ///< 0: none
     float logit_softcap = 0.0F;                 ///< 0: none
     float embedding_multiplier = 1.0F;
-    float residual_multiplier = 1.0F;  ///< of what is added to the residual stream
+    bool round_embedding_multiplier = false;  ///< to the type of the embedding
+    float residual_multiplier = 1.0F;         ///< of what is added to the residual stream
     float logits_divisor = 1.0F;
 
     std::vector<std::int64_t> windows = {};             ///< per layer; 0: none. Empty: none in any

@@ -147,11 +147,12 @@ std::vector<bool> rotated_layers(const ConfigReader& config, const DecoderConfig
         for (std::int64_t i = 0; i < decoder.layers; ++i) rotated.push_back((i + 1) % interval != 0);
         return rotated;
     }
-    if (!list->is_array() || list->size() != count) {
+    if (!list->is_array() || list->size() < count) {
         config.bad("no_rope_layers", fmt::format("is {}; it must be a list of 0 or 1 for each of the {} layers",
                                                  ConfigReader::shown(*list), count));
     }
-    for (const Json& layer : *list) {
+    for (std::size_t i = 0; i < count; ++i) {
+        const Json& layer = (*list)[i];
         if (layer != 0 && layer != 1) {
             config.bad("no_rope_layers", fmt::format("holds {}; allowed: 0, 1", ConfigReader::shown(layer)));
         }
@@ -162,14 +163,17 @@ std::vector<bool> rotated_layers(const ConfigReader& config, const DecoderConfig
 
 void read_smollm3(const ConfigReader& config, const Family& /*family*/, DecoderConfig& decoder) {
     const std::vector<bool> rotated = rotated_layers(config, decoder);
-    for (std::size_t i = 0; i < rotated.size(); ++i) {
-        if (!rotated[i]) decoder.rotaries[i].reset();
+    for (auto* rotaries : {&decoder.rotaries, &decoder.short_rotaries}) {
+        for (std::size_t i = 0; i < rotaries->size(); ++i) {
+            if (!rotated[i]) (*rotaries)[i].reset();
+        }
     }
 }
 
 void read_gemma(const ConfigReader& config, DecoderConfig& decoder) {
     decoder.attention_scale = static_cast<float>(1.0 / std::sqrt(config.positive("query_pre_attn_scalar", 256.0)));
     decoder.embedding_multiplier = static_cast<float>(std::sqrt(static_cast<double>(decoder.hidden_size)));
+    decoder.round_embedding_multiplier = true;
 }
 
 void read_gemma2(const ConfigReader& config, const Family& /*family*/, DecoderConfig& decoder) {
@@ -187,8 +191,10 @@ void read_gemma3(const ConfigReader& config, const Family& family, DecoderConfig
     const double theta = config.positive("rope_local_base_freq", 10000.0);
     const Rotary local =
         read_rotary(config, family, decoder, by_kind ? named->object("sliding_attention") : std::nullopt, theta).rotary;
-    for (std::int64_t i = 0; i < decoder.layers; ++i) {
-        if (decoder.window(i) > 0) decoder.rotaries[static_cast<std::size_t>(i)] = local;
+    for (auto* rotaries : {&decoder.rotaries, &decoder.short_rotaries}) {
+        for (std::size_t i = 0; i < rotaries->size(); ++i) {
+            if (decoder.window(static_cast<std::int64_t>(i)) > 0) (*rotaries)[i] = local;
+        }
     }
 }
 
@@ -208,11 +214,25 @@ void read_neox(const ConfigReader& config, const Family& /*family*/, DecoderConf
     decoder.parallel = config.flag("use_parallel_residual", true);
 }
 
+/// A size that has had two names; where both are there they must agree.
+std::int64_t size_of_either(const ConfigReader& config, const char* key, const char* other, std::int64_t missing) {
+    const Json* a = config.find(key);
+    const Json* b = config.find(other);
+    if (a != nullptr && b != nullptr && *a != *b) {
+        config.bad(other, fmt::format("is {}, but {} is {}", ConfigReader::shown(*b), key, ConfigReader::shown(*a)));
+    }
+    return config.size(a == nullptr && b != nullptr ? other : key, missing);
+}
+
 /// Sizes of a mixture that has no layer without.
-void read_experts(const ConfigReader& config, DecoderConfig& decoder, const char* count_key, std::int64_t count,
-                  std::int64_t used) {
+void read_experts(const ConfigReader& config, DecoderConfig& decoder, std::int64_t count, std::int64_t used) {
     Experts& experts = decoder.experts;
-    experts.count = config.size(count_key, count);
+    experts.count = size_of_either(config, "num_local_experts", "num_experts", count);
+    constexpr std::int64_t kMostExperts = std::int64_t{1} << 20;  // of all layers; published models have 23,000
+    if (experts.count > kMostExperts / decoder.layers) {
+        config.bad(config.find("num_experts") != nullptr ? "num_experts" : "num_local_experts",
+                   fmt::format("is {} in {} layers; allowed: {} in all", experts.count, decoder.layers, kMostExperts));
+    }
     experts.used = config.size("num_experts_per_tok", used);
     if (experts.used > experts.count) {
         config.bad("num_experts_per_tok", fmt::format("is {}; there are {} experts", experts.used, experts.count));
@@ -222,11 +242,12 @@ void read_experts(const ConfigReader& config, DecoderConfig& decoder, const char
 }
 
 void read_mixtral(const ConfigReader& config, const Family& /*family*/, DecoderConfig& decoder) {
-    read_experts(config, decoder, "num_local_experts", 8, 2);
+    read_experts(config, decoder, 8, 2);
 }
 
 void read_qwen3_moe(const ConfigReader& config, const Family& /*family*/, DecoderConfig& decoder) {
-    read_experts(config, decoder, "num_experts", 128, 8);
+    if (!config.flag("use_qk_norm", true)) config.not_handled("use_qk_norm");
+    read_experts(config, decoder, 128, 8);
     decoder.experts.intermediate_size = config.size("moe_intermediate_size", 768);
     decoder.experts.normalised = config.flag("norm_topk_prob", false);
     const std::int64_t step = config.size("decoder_sparse_step", 1);
@@ -249,15 +270,11 @@ void read_qwen3_moe(const ConfigReader& config, const Family& /*family*/, Decode
 
 void read_gpt_oss(const ConfigReader& config, const Family& /*family*/, DecoderConfig& decoder) {
     if (!rotary_object(config)) config.bad("rope_scaling", "is missing");  // and the class' default is no plain one
-    const Json* alias = config.find("experts_per_token");
-    const Json* used = config.find("num_experts_per_tok");
-    if (alias != nullptr && used != nullptr && *alias != *used) {
-        config.bad("experts_per_token", fmt::format("is {}, but num_experts_per_tok is {}", ConfigReader::shown(*alias),
-                                                    ConfigReader::shown(*used)));
-    }
-    read_experts(config, decoder, "num_local_experts", 128, alias != nullptr ? config.size("experts_per_token") : 4);
+    if (config.positive("swiglu_alpha", 1.702) != 1.702) config.not_handled("swiglu_alpha");
+    read_experts(config, decoder, 128, size_of_either(config, "num_experts_per_tok", "experts_per_token", 4));
     decoder.experts.bias = true;
     decoder.activation = kernels::Activation::clamped_silu;
+    // older model code has 7 whatever the key says, newer reads it
     decoder.activation_limit = static_cast<float>(config.positive("swiglu_limit", 7.0));
 }
 
@@ -270,6 +287,7 @@ constexpr Family kGemma3{
     .model_type = "gemma3_text",
     .names = &kGemma3Names,
     .keys = {.activation = "hidden_activation"},
+    .usual = {.vocab_size = 262208, .hidden_size = 2304, .intermediate_size = 9216, .layers = 26, .heads = 8},
     .kv_heads = 4,
     .head_dim = 256,
     .max_positions = kLong,
@@ -315,7 +333,7 @@ constexpr Family kFamilies[] = {
         .rope_theta = 1e6,
         .windows = Windows::all,
         .read = read_mixtral,
-        .own_keys = {"num_local_experts", "num_experts_per_tok"},
+        .own_keys = {"num_local_experts", "num_experts", "num_experts_per_tok"},
     },
     {
         .architecture = "Qwen2ForCausalLM",
@@ -357,8 +375,8 @@ constexpr Family kFamilies[] = {
         .window_switch = true,
         .window = 4096,
         .read = read_qwen3_moe,
-        .own_keys = {"num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
-                     "decoder_sparse_step", "mlp_only_layers", "max_window_layers"},
+        .own_keys = {"num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
+                     "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers", "max_window_layers", "use_qk_norm"},
     },
     {
         .architecture = "SmolLM3ForCausalLM",
@@ -391,7 +409,8 @@ constexpr Family kFamilies[] = {
         .windows = Windows::even,
         .window = 128,
         .read = read_gpt_oss,
-        .own_keys = {"num_local_experts", "num_experts_per_tok", "experts_per_token", "swiglu_limit"},
+        .own_keys = {"num_local_experts", "num_experts", "num_experts_per_tok", "experts_per_token", "swiglu_limit",
+                     "swiglu_alpha"},
     },
     {
         .architecture = "Phi3ForCausalLM",
@@ -399,9 +418,9 @@ constexpr Family kFamilies[] = {
         .names = &kPhi3Names,
         .keys = {.rotary_part = "partial_rotary_factor"},
         .max_positions = 4096,
+        .original_positions = 4096,
         .norm_epsilon = 1e-5,
         .windows = Windows::all,
-        .own_keys = {"original_max_position_embeddings"},
     },
     {
         .architecture = "Olmo2ForCausalLM",
@@ -438,7 +457,8 @@ constexpr Family kFamilies[] = {
         .windows = Windows::even,
         .window = 4096,
         .read = read_gemma2,
-        .own_keys = {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "hidden_act"},
+        .own_keys = {"query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping", "hidden_act",
+                     "sliding_window_size"},
     },
     kGemma3,
     [] {
@@ -458,7 +478,8 @@ constexpr Family kFamilies[] = {
                  .max_positions = "n_positions",
                  .norm_epsilon = "layer_norm_epsilon",
                  .activation = "activation_function"},
-        .intermediate_size = 4,
+        .four_times_hidden = true,
+        .grouped = false,
         .max_positions = 1024,
         .norm_epsilon = 1e-5,
         .tied_embeddings = true,
@@ -477,6 +498,7 @@ constexpr Family kFamilies[] = {
         .model_type = "gpt_neox",
         .names = &kNeoxNames,
         .keys = {.norm_epsilon = "layer_norm_eps", .rope_theta = "rotary_emb_base", .rotary_part = "rotary_pct"},
+        .grouped = false,
         .norm_epsilon = 1e-5,
         .rotary_part = 0.25,
         .activation = "gelu",
@@ -487,7 +509,7 @@ constexpr Family kFamilies[] = {
         .mlp_bias = Bias::always,
         .biased = true,
         .read = read_neox,
-        .own_keys = {"use_parallel_residual"},
+        .own_keys = {"use_parallel_residual", "rope_theta", "partial_rotary_factor"},
     },
 };
 
@@ -513,10 +535,15 @@ std::vector<std::int64_t> read_windows(const ConfigReader& config, const Family&
         }
     }
     if (family.windows == Windows::none) return {};
+    const std::vector<bool> rotated =
+        family.windows == Windows::unrotated ? rotated_layers(config, decoder) : std::vector<bool>();
     const bool on = !family.window_switch || config.flag("use_sliding_window", false);
     const std::int64_t window = config.has("sliding_window")
                                     ? (config.find("sliding_window") == nullptr ? 0 : config.size("sliding_window"))
                                     : family.window;
+    // model code whose layers are all alike does not look at layer_types
+    const bool alike = family.windows == Windows::all && types != nullptr;
+    if (alike && std::ranges::count(local, on && window > 0) != decoder.layers) config.not_handled("layer_types");
     if (!on || window == 0) return {};
     for (std::size_t i = 0; types == nullptr && i < layers; ++i) {
         switch (family.windows) {
@@ -538,7 +565,7 @@ std::vector<std::int64_t> read_windows(const ConfigReader& config, const Family&
                 break;
             }
             case Windows::unrotated:
-                local[i] = !rotated_layers(config, decoder)[i];
+                local[i] = !rotated[i];
                 break;
         }
     }
@@ -546,6 +573,29 @@ std::vector<std::int64_t> read_windows(const ConfigReader& config, const Family&
     for (std::size_t i = 0; i < layers; ++i) windows[i] = local[i] ? window : 0;
     return windows;
 }
+
+namespace {
+
+/// The share of a head that is turned, under whichever names it is given.
+double read_rotary_part(const ConfigReader& config, const Family& family, const std::optional<ConfigReader>& settings) {
+    const char* const usual_key = "partial_rotary_factor";
+    const char* const own_key = family.keys.rotary_part;
+    std::optional<double> part;
+    const auto take = [&](const ConfigReader& from, const char* key) {
+        if (key == nullptr || from.find(key) == nullptr) return;
+        const double given = from.positive(key);
+        if (own_key == nullptr && given != 1.0) from.not_handled(key);
+        if (given > 1.0) from.bad(key, fmt::format("is {}; it must be at most 1", given));
+        if (part && *part != given) from.bad(key, fmt::format("is {}, but {} is given elsewhere", given, *part));
+        part = given;
+    };
+    take(config, own_key);
+    take(config, usual_key);
+    if (settings) take(*settings, usual_key);
+    return part.value_or(family.rotary_part);
+}
+
+}  // namespace
 
 std::optional<ConfigReader> rotary_object(const ConfigReader& config) {
     std::optional<ConfigReader> settings = config.object("rope_scaling");  // where both are there, this one counts
@@ -575,13 +625,7 @@ RotarySettings read_rotary(const ConfigReader& config, const Family& family, con
     RotaryOptions options;
     options.head_dim = decoder.head_dim;
     options.theta = settings ? settings->positive("rope_theta", theta) : theta;
-    double part = family.rotary_part;
-    const char* const part_key = "partial_rotary_factor";
-    if (family.keys.rotary_part != nullptr) part = config.positive(family.keys.rotary_part, part);
-    if (settings && settings->find(part_key) != nullptr) {
-        part = settings->positive(part_key);
-        if (part != 1.0 && family.keys.rotary_part == nullptr) settings->not_handled(part_key);
-    }
+    const double part = read_rotary_part(config, family, settings);
     options.rotary_dim = static_cast<std::int64_t>(static_cast<double>(decoder.head_dim) * part);
     if (options.rotary_dim < 2 || options.rotary_dim > decoder.head_dim || options.rotary_dim % 2 != 0) {
         if (part == 1.0) {
@@ -605,9 +649,11 @@ RotarySettings read_rotary(const ConfigReader& config, const Family& family, con
         const Json* value = settings->find(key);
         if (value != nullptr) type = value->is_string() ? value->get<std::string>() : ConfigReader::shown(*value);
     }
+    const char* const original_key = "original_max_position_embeddings";
+    const bool has_original = config.find(original_key) != nullptr || family.original_positions > 0;
     const auto original = [&] {
-        const char* const key = "original_max_position_embeddings";
-        return settings->size(key, config.size(key, decoder.max_positions));
+        const std::int64_t usual = family.original_positions > 0 ? family.original_positions : decoder.max_positions;
+        return settings->size(original_key, config.size(original_key, usual));
     };
     if (type == "default") return {made("rope_theta")};
     if (type == "linear") {
@@ -625,7 +671,9 @@ RotarySettings read_rotary(const ConfigReader& config, const Family& family, con
     }
     if (settings->find("attention_factor") != nullptr)
         options.attention_factor = settings->positive("attention_factor");
-    if (type == "yarn") {
+    // Phi-3's model code knows longrope alone, which older files call su or yarn
+    const bool longrope = type == "longrope" || type == "su" || (type == "yarn" && family.original_positions > 0);
+    if (type == "yarn" && !longrope) {
         options.scaling = RotaryScaling::yarn;
         options.factor = settings->positive("factor");
         options.original_context = original();
@@ -640,14 +688,12 @@ RotarySettings read_rotary(const ConfigReader& config, const Family& family, con
         }
         return {made("rope_type")};
     }
-    if (type == "longrope" || type == "su") {
+    if (longrope) {
         options.scaling = RotaryScaling::longrope;
         options.original_context = original();
-        options.factor =
-            config.find("original_max_position_embeddings") != nullptr
-                ? static_cast<double>(decoder.max_positions) / static_cast<double>(options.original_context)
-                : settings->positive("factor", static_cast<double>(decoder.max_positions) /
-                                                   static_cast<double>(options.original_context));
+        const double stretched =
+            static_cast<double>(decoder.max_positions) / static_cast<double>(options.original_context);
+        options.factor = has_original ? stretched : settings->positive("factor", stretched);
         options.pair_factors = settings->numbers("long_factor");
         RotarySettings result{made("long_factor")};
         options.pair_factors = settings->numbers("short_factor");

@@ -24,6 +24,15 @@ struct ConfigKeys {
     const char* rotary_part = nullptr;  ///< the share of a head that is turned
 };
 
+/// Sizes where their keys are missing; 0: they must be there.
+struct UsualSizes {
+    std::int64_t vocab_size = 0;
+    std::int64_t hidden_size = 0;
+    std::int64_t intermediate_size = 0;
+    std::int64_t layers = 0;
+    std::int64_t heads = 0;
+};
+
 /// Where a bias is: by_key asks attention_bias, or mlp_bias.
 enum class Bias : std::uint8_t { never, always, by_key };
 
@@ -45,10 +54,13 @@ struct Family {
     const char* inner = nullptr;  ///< the object that describes the decoder, of a model that also sees
 
     ConfigKeys keys = {};
-    std::int64_t kv_heads = 0;           ///< 0: as many as heads
-    std::int64_t head_dim = 0;           ///< 0: hidden_size / heads
-    std::int64_t intermediate_size = 0;  ///< in units of hidden_size; 0: must be there
+    UsualSizes usual = {};
+    bool four_times_hidden = false;  ///< intermediate_size where it is missing
+    bool grouped = true;             ///< may have other KV heads than heads, and heads of any size
+    std::int64_t kv_heads = 0;       ///< 0: as many as heads
+    std::int64_t head_dim = 0;       ///< 0: hidden_size / heads
     std::int64_t max_positions = 2048;
+    std::int64_t original_positions = 0;  ///< original_max_position_embeddings; 0: no such key
     double norm_epsilon = 1e-6;
     double rope_theta = 10000.0;
     double rotary_part = 1.0;
@@ -70,7 +82,7 @@ struct Family {
     std::int64_t window = 0;     ///< sliding_window where it is missing; 0: none
     /// Reads what only this family has, when all else is read.
     void (*read)(const ConfigReader& config, const Family& family, DecoderConfig& decoder) = nullptr;
-    std::array<const char*, 10> own_keys = {};  ///< that `read` looks at, or that change nothing here
+    std::array<const char*, 10> own_keys = {};  ///< that `read` looks at, or that its model code does not
 };
 
 std::span<const Family> decoder_families() noexcept;

@@ -10,6 +10,7 @@
 
 #include "engine/decoder.hpp"
 #include "engine/mapped_file.hpp"
+#include "kernels/half.hpp"
 
 namespace headlong {
 namespace {
@@ -50,7 +51,8 @@ class Decoder::Source {
 
     virtual bool has(const std::string& name) const = 0;
     virtual const FileTensor& take(const std::string& name, const std::vector<std::int64_t>& shape) = 0;
-    virtual std::vector<float> values(const FileTensor& tensor) const = 0;
+    /// `count` elements from the first one on.
+    virtual std::vector<float> values(const FileTensor& tensor, std::size_t first, std::size_t count) const = 0;
     virtual std::unique_ptr<Linear> linear(const FileMatrix& weight, std::span<const float> bias,
                                            std::optional<WeightType> type) = 0;
 };
@@ -77,7 +79,11 @@ class Decoder::Files final : public Source {
         return tensor;
     }
 
-    std::vector<float> values(const FileTensor& tensor) const override { return to_floats(tensor); }
+    std::vector<float> values(const FileTensor& tensor, std::size_t first, std::size_t count) const override {
+        std::vector<float> elements(count);
+        copy_floats(tensor, first, elements);
+        return elements;
+    }
 
     std::unique_ptr<Linear> linear(const FileMatrix& weight, std::span<const float> bias,
                                    std::optional<WeightType> type) override {
@@ -128,7 +134,7 @@ class Decoder::Wishes final : public Source {
         if (names_.insert(name).second) tensors.push_back({name, shape});
         return none_;
     }
-    std::vector<float> values(const FileTensor&) const override { return {}; }
+    std::vector<float> values(const FileTensor&, std::size_t, std::size_t) const override { return {}; }
     std::unique_ptr<Linear> linear(const FileMatrix&, std::span<const float>, std::optional<WeightType>) override {
         return nullptr;
     }
@@ -281,7 +287,8 @@ class Decoder::Loader {
     }
 
     std::vector<float> values(const std::string& name, const std::vector<std::int64_t>& shape) {
-        return source_.values(source_.take(name, shape));
+        const FileTensor& tensor = source_.take(name, shape);
+        return source_.values(tensor, 0, tensor.count());
     }
 
     /// A layer of some outputs of the matrix `name`, which has `all_outputs`.
@@ -333,10 +340,9 @@ class Decoder::Loader {
         const FileTensor& weight = source_.take(full, {count, inputs, row});
         std::vector<float> bias;
         if (config_.experts.bias) {
-            const std::vector<float> all = values(full + "_bias", {count, row});
-            for (std::int64_t o = 0; !all.empty() && o < outputs; ++o) {
-                bias.push_back(all[size(index * row + o * step + offset)]);
-            }
+            const FileTensor& all = source_.take(full + "_bias", {count, row});
+            const std::vector<float> own = source_.values(all, size(index * row), size(row));
+            for (std::int64_t o = 0; !own.empty() && o < outputs; ++o) bias.push_back(own[size(o * step + offset)]);
         }
         return source_.linear({.tensor = &weight,
                                .inputs = inputs,
@@ -359,6 +365,11 @@ Decoder::Decoder(Context::Impl& context, std::pmr::memory_resource& memory, Deco
     Files files(context, memory, *weights_, type, on_load);
     Loader(config_, files).load(*this);
     files.refuse_rest(config_);
+    if (config_.round_embedding_multiplier) {
+        float& multiplier = config_.embedding_multiplier;
+        if (embedding_->type == FileType::bf16) multiplier = kernels::widen_bf16(kernels::narrow_bf16(multiplier));
+        if (embedding_->type == FileType::f16) multiplier = kernels::widen_f16(kernels::narrow_f16(multiplier));
+    }
 }
 
 Decoder::Decoder(DecoderConfig config) : config_(std::move(config)) {}

@@ -221,6 +221,14 @@ std::int64_t KvCache::Impl::length() const noexcept {
     return least;
 }
 
+std::int64_t KvCache::Impl::most_at_once() const noexcept {
+    std::int64_t most = Layer::kUnbounded;
+    for (const Layer& layer : layers) {
+        if (layer.forgets()) most = std::min(most, std::max(max_chunk, layer.sinks + layer.window - layer.length));
+    }
+    return most;
+}
+
 std::int64_t KvCache::Impl::most_blocks(const Layer& layer, std::int64_t max_chunk) noexcept {
     if (!layer.forgets()) return Layer::kUnbounded;
     // those of the sinks, of the window before a chunk and of the chunk, which begin and end inside a block
@@ -359,7 +367,7 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
     check_length("append", layer, tokens);
     if (tokens == 0) return;
     const std::int64_t committed = layer.forgets() ? length() : 0;
-    if (layer.forgets() && tokens > max_chunk - (layer.length - committed)) {
+    if (!layer.holds_all(layer.length + tokens) && tokens > max_chunk - (layer.length - committed)) {
         throw InvalidArgument(
             fmt::format("append: {} tokens, {} ahead of the cache's length; a layer that forgets "
                         "may be ahead by max_chunk, {}",

@@ -37,6 +37,8 @@ class KvCache::Impl {
         std::int64_t seen_at(std::int64_t position) const noexcept {
             return std::min(sinks, position + 1) + std::clamp(position + 1 - sinks, std::int64_t{0}, window);
         }
+        /// Whether nothing is forgotten at so many tokens.
+        bool holds_all(std::int64_t tokens) const noexcept { return !forgets() || tokens - sinks <= window; }
         std::int64_t held() const noexcept {
             return std::min(sinks, length) + std::max(length - held_from, std::int64_t{0});
         }
@@ -64,6 +66,9 @@ class KvCache::Impl {
     std::int64_t length() const noexcept;
     void reserve(std::int64_t tokens);
     void append(Context& context, std::size_t layer, const InputTensor<3>& keys, const InputTensor<3>& values);
+    /// The most tokens that the next append to all layers may have: max_chunk where one of them forgets, unless so many
+    /// are all held.
+    std::int64_t most_at_once() const noexcept;
     void truncate(std::int64_t length);
     /// Drops the newest tokens of all layers down to `length`, what length() was before the last append or more; blocks
     /// are kept for what comes next.

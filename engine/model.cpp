@@ -74,9 +74,10 @@ Model::Impl::Impl(Context& context, std::pmr::memory_resource& memory, const Dec
                   std::shared_ptr<const WeightFiles> weights, Tokenizer tokenizer_of_model, const ModelOptions& options)
     : decoder(context.impl(), memory, config, std::move(weights), options.weights, options.on_load),
       tokenizer(std::move(tokenizer_of_model)) {
-    if (tokenizer.vocab_size() > static_cast<std::size_t>(config.vocab_size)) {
-        throw BadFile(fmt::format("tokenizer.json: has {} tokens, but config.json's vocab_size is {}",
-                                  tokenizer.vocab_size(), config.vocab_size));
+    // Tokens that were added for pictures may lie beyond: forward() refuses them by their number.
+    if (tokenizer.vocab_size() > static_cast<std::size_t>(config.vocab_size) + tokenizer.added_tokens()) {
+        throw BadFile(fmt::format("tokenizer.json: has {} tokens, {} of them added, but config.json's vocab_size is {}",
+                                  tokenizer.vocab_size(), tokenizer.added_tokens(), config.vocab_size));
     }
     info = {.architecture = config.architecture,
             .vocab_size = config.vocab_size,
@@ -159,11 +160,11 @@ void Model::forward(Context& context, std::span<const std::int32_t> tokens, KvCa
             throw InvalidArgument("logits: rows must be dense (stride 1) and at least vocab_size apart");
         }
     }
-    if (cache.forgets() && count > cache.max_chunk()) {
+    if (const std::int64_t most = cache.impl().most_at_once(); count > most) {
         throw InvalidArgument(
-            fmt::format("forward: {} tokens; a ring, or a cache of layers with windows, takes at most "
-                        "max_chunk, {}, at once",
-                        count, cache.max_chunk()));
+            fmt::format("forward: {} tokens; a ring, or a cache of layers with windows, takes at most max_chunk at "
+                        "once, or what all of them hold: {}",
+                        count, most));
     }
     const bool bounded = !cache.ring() || config.learned_positions;
     if (bounded && (cache.length() > info().max_positions || count > info().max_positions - cache.length())) {

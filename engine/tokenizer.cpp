@@ -171,6 +171,7 @@ struct Tokenizer::Impl {
     DecoderChain decoder;
     TokenIds ids;               // of all tokens
     std::vector<Token> tokens;  // by id
+    std::size_t added = 0;      // of them
     TokenMatcher as_written;
     TokenMatcher as_normalized;
 };
@@ -218,8 +219,9 @@ void Tokenizer::Impl::read_added_tokens(const JsonNode& node) {
                          in_quotes(tokens[index].text));
         }
         add_token(text, id);
+        ++added;
         const bool special = each.boolean_or("special", false);
-        const AddedToken added{id, each.boolean_or("lstrip", false), each.boolean_or("rstrip", false)};
+        const AddedToken stripping{id, each.boolean_or("lstrip", false), each.boolean_or("rstrip", false)};
         tokens[static_cast<std::size_t>(id)].special = special;
         if (each.boolean_or("normalized", !special)) {
             std::string normalized = text;
@@ -229,9 +231,9 @@ void Tokenizer::Impl::read_added_tokens(const JsonNode& node) {
                 content.fail("has " + std::to_string(normalized.size()) + " bytes once it is normalized, at most " +
                              std::to_string(kLongestAddedToken) + " are allowed");
             }
-            as_normalized.add(normalized, added);
+            as_normalized.add(normalized, stripping);
         } else {
-            as_written.add(text, added);
+            as_written.add(text, stripping);
         }
     }
 }
@@ -380,6 +382,7 @@ std::string Tokenizer::decode(std::span<const std::int32_t> ids, bool skip_speci
 }
 
 std::size_t Tokenizer::vocab_size() const noexcept { return impl_->tokens.size(); }
+std::size_t Tokenizer::added_tokens() const noexcept { return impl_->added; }
 
 std::optional<std::int32_t> Tokenizer::token_to_id(std::string_view token) const {
     const auto found = impl_->ids.find(token);

@@ -18,6 +18,10 @@ class WeightFiles {
     };
 
     explicit WeightFiles(SafetensorsFile file);
+    WeightFiles(const WeightFiles&) = delete;
+    WeightFiles& operator=(const WeightFiles&) = delete;
+    WeightFiles(WeightFiles&&) noexcept = default;
+    WeightFiles& operator=(WeightFiles&&) noexcept = default;
     /// model.safetensors of a folder or, if it is not there, the files of model.safetensors.index.json. Throws IoError,
     /// BadFile (a tensor that is not in the file that the index names, or not in the index), OutOfMemory.
     static WeightFiles open(const std::string& folder, const SafetensorsOptions& options = {});

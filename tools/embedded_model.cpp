@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <span>
 #include <string_view>
@@ -29,6 +32,16 @@ namespace headlong::tools {
 namespace {
 
 std::string_view text(const char* begin, const char* end) { return {begin, static_cast<std::size_t>(end - begin)}; }
+
+/// That of most bytes, whatever config.json calls it.
+WeightType stored_type(const WeightFiles& files) {
+    std::array<std::uint64_t, 3> bytes{};
+    constexpr std::array kTypes{WeightType::f32, WeightType::f16, WeightType::bf16};
+    for (const auto& [tensor, file] : files.entries()) {
+        bytes[tensor->type == FileType::bf16 ? 2 : tensor->type == FileType::f16 ? 1 : 0] += tensor->bytes.size();
+    }
+    return kTypes[static_cast<std::size_t>(std::ranges::max_element(bytes) - bytes.begin())];
+}
 
 /// A line that is written over, once a hundredth, and taken away at the end.
 void show_loading(std::uint64_t done, std::uint64_t all) {
@@ -57,8 +70,10 @@ DecoderConfig load_config(const std::string& folder) {
 
 Model load_model(Context& context, const std::string& folder, const ModelOptions& options) {
     if (!folder.empty()) {
-        check_memory(fmt::format("{}: weights", one_line(folder)),
-                     static_cast<double>(Decoder::weight_bytes(load_config(folder), options.weights)));
+        const DecoderConfig config = load_config(folder);
+        const WeightType type = options.weights.value_or(stored_type(WeightFiles::open(folder)));
+        check_memory(fmt::format("{}: weights of {}", one_line(folder), to_string(type)),
+                     static_cast<double>(Decoder::weight_bytes(config, type)));
         ModelOptions shown = options;
         if (!shown.on_load && isatty(STDERR_FILENO) != 0) shown.on_load = show_loading;
         return Model(context, folder, shown);

@@ -151,13 +151,17 @@ struct Row {
 std::size_t cache_bytes(const Target& target, const KvTypes& types, std::int64_t depth) {
     const ModelShape& shape = target.shape;
     KvCacheOptions options;
-    options.shape = {.kv_heads = shape.kv_heads,
-                     .head_dim = shape.head_dim,
-                     .value_dim = shape.value_dim,
-                     .key_type = types.keys,
-                     .value_type = types.values};
-    options.layers = shape.layers;
-    if (target.decoder) options.layer_windows = target.decoder->windows;
+    if (target.decoder) {
+        options = cache_options_of(*target.decoder, types);
+        options.capacity = std::numeric_limits<std::int64_t>::max();
+    } else {
+        options.shape = {.kv_heads = shape.kv_heads,
+                         .head_dim = shape.head_dim,
+                         .value_dim = shape.value_dim,
+                         .key_type = types.keys,
+                         .value_type = types.values};
+        options.layers = shape.layers;
+    }
     try {
         return KvCache::estimate_bytes(options, depth);
     } catch (const OutOfMemory&) {  // more than 64 bits

@@ -52,7 +52,7 @@ class Reader {
     Loss read(const std::vector<std::int32_t>& text, const KvTypes& types) {
         const bool ring = arguments_.window > 0;
         KvCache cache(ring ? model_.ring_options(arguments_.window, arguments_.sink_tokens, types)
-                           : model_.cache_options(types));
+                           : model_.cache_options(types, std::min(kWindow, model_.info().max_positions)));
         const std::int64_t window =
             ring ? static_cast<std::int64_t>(text.size()) : std::min(kWindow, model_.info().max_positions);
         Loss loss;

@@ -87,8 +87,9 @@ struct KvCacheOptions {
     /// Per layer, empty = none in any: a query sees the last so many positions, its own included, and the layer
     /// forgets all before those; 0 = no window. A window that fits into a ring's has no sinks.
     std::span<const std::int64_t> layer_windows = {};
-    /// Layers that forget take at most so many tokens at once, and hold so many more than their window: what the oldest
-    /// query of an append sees is there until the next one. >= 1. They may be ahead of length() by as many.
+    /// Layers that forget take at most so many tokens at once (more only while they hold all), and hold so many more
+    /// than their window: what the oldest query of an append sees is there until the next one. >= 1. They may be ahead
+    /// of length() by as many.
     std::int64_t max_chunk = 512;
     /// If given, append() and attend() take unrotated rows: keys are stored rotated at their position in the cache, and
     /// queries are rotated at theirs. Its head_dim is the shape's.
@@ -171,7 +172,7 @@ class KvCache {
     std::int64_t max_chunk() const noexcept;
     std::size_t layers() const noexcept;
     const KvShape& shape() const noexcept;
-    /// Whether a layer forgets: in a ring, or by a window. Then an append takes at most max_chunk() tokens.
+    /// Whether a layer forgets: in a ring, or by a window. Appends of at most max_chunk() tokens are then safe.
     bool forgets() const noexcept;
     const std::optional<Rotary>& rotary(std::size_t layer = 0) const;  ///< throws InvalidArgument: no such layer
     const std::shared_ptr<BlockPool>& pool() const noexcept;

@@ -26,7 +26,7 @@ enum class WeightType : std::uint8_t { f32, f16, bf16, int8, int4 };
 const char* to_string(WeightType type) noexcept;
 
 struct ModelOptions {
-    /// How the linear layers store their weights; empty: as the file does (f64 as f32). f16 and bf16 round to nearest
+    /// How the linear layers store their weights; empty: as the file does. f16 and bf16 round to nearest
     /// even; a weight that would become infinite is refused. int8 and int4 quantise symmetrically, per output feature
     /// and group of 64 inputs, and compute in integers. The embedding's rows are read from the file as they are, and
     /// what chooses experts is not quantised.
@@ -65,9 +65,9 @@ struct ModelInfo {
 /// instruction set.
 class Model {
   public:
-    /// Reads config.json, tokenizer.json, generation_config.json if it is there, and model.safetensors or the files that model.safetensors.index.json lists,
-    /// of a folder. Throws IoError, BadFile (naming the key or tensor), Unsupported (naming the architecture or key),
-    /// OutOfMemory.
+    /// Reads config.json, tokenizer.json, generation_config.json if it is there, and model.safetensors or the files
+    /// that model.safetensors.index.json lists, of a folder. Throws IoError, BadFile (naming the key or tensor),
+    /// Unsupported (naming the architecture or key), OutOfMemory.
     Model(Context& context, const std::string& folder, const ModelOptions& options = {});
     Model(Context& context, const ModelFiles& files, const ModelOptions& options = {});
     ~Model();
@@ -132,7 +132,9 @@ class Sampler {
 };
 
 struct GenerateOptions {
-    std::int64_t max_tokens = 256;  ///< tokens to generate at most; >= 0
+    /// Tokens to generate at most; >= 0. Of a model with LongRoPE, prompt and these together say whether generate()
+    /// takes the frequencies of short texts or of long ones, from the first token on (Model::cache_options()).
+    std::int64_t max_tokens = 256;
     SamplingOptions sampling = {};
     bool ignore_eos = false;  ///< go on after an end-of-text token
     std::vector<std::string> stop =

@@ -46,6 +46,8 @@ class Tokenizer {
 
     /// One more than the largest id. Ids in between that belong to no token are possible.
     std::size_t vocab_size() const noexcept;
+    /// How many of its tokens the file lists as added to its model's vocabulary.
+    std::size_t added_tokens() const noexcept;
 
     /// The id of a token as the file spells it (byte-level tokens in their printable form).
     std::optional<std::int32_t> token_to_id(std::string_view token) const;

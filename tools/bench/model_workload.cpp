@@ -77,18 +77,24 @@ class ForwardPasses final : public Workload {
     }
 
     void repeat(Context& context, ForwardLog* log) {
-        const std::int64_t before = run_.prefill ? 0 : run_.length - 1;
         if (run_.prefill) {
             cache_.reset();
+        } else if (cache_.forgets() && run_.steps > 1) {
+            KvCache steps = cache_.fork();  // what several steps forget cannot be taken back
+            return forward(context, steps, log);
         } else {
-            cache_.impl().take_back(before);
+            cache_.impl().take_back(run_.length - 1);
         }
+        forward(context, cache_, log);
+    }
+
+    void forward(Context& context, KvCache& cache, ForwardLog* log) {
         // a prompt in the chunks of generate(), which bound its scratch
         const std::size_t chunk = run_.prefill ? size(GenerateOptions{}.prefill_chunk) : 1;
         for (std::span<const std::int32_t> rest = tokens_; !rest.empty();) {
             const std::size_t count = std::min(rest.size(), chunk);
             const bool logits = !run_.prefill || count == rest.size();
-            model_->impl().decoder.forward(context, rest.first(count), cache_, logits_.data(), logits ? 1 : 0,
+            model_->impl().decoder.forward(context, rest.first(count), cache, logits_.data(), logits ? 1 : 0,
                                            static_cast<std::int64_t>(logits_.size()), {.observer = {}, .log = log});
             rest = rest.subspan(count);
         }
@@ -131,7 +137,7 @@ PlannedWorkload plan_model(const ModelRun& run, const DecoderConfig& config, con
     json["head_dim"] = config.head_dim;
     json["value_dim"] = config.head_dim;
     json["causal"] = true;
-    json["window"] = 0;
+    json["window"] = config.windows.empty() ? 0 : std::ranges::max(config.windows);
     json["weights"] = to_string(run.weights.value_or(config.stored_type));
     json["kv_type"] = kv_types_name(run.kv);
     return {.shape = std::move(json),

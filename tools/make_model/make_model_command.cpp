@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/carver.hpp"
 #include "engine/decoder.hpp"
 #include "engine/json_node.hpp"
 #include "engine/mapped_file.hpp"
@@ -131,7 +132,7 @@ class Noise {
 
 std::size_t elements_of(const TensorShape& tensor) {
     std::size_t count = 1;
-    for (const std::int64_t extent : tensor.shape) count *= static_cast<std::size_t>(extent);
+    for (const std::int64_t extent : tensor.shape) count = saturating_product(count, static_cast<std::size_t>(extent));
     return count;
 }
 
@@ -197,6 +198,17 @@ void write_weights(const std::string& path, const DecoderConfig& config, WeightT
     file.commit();
 }
 
+/// Refuses what the disk cannot hold, before its tensors are even listed.
+void check_space(const std::string& folder, const DecoderConfig& config, WeightType type) {
+    std::error_code error;
+    const std::filesystem::space_info space = std::filesystem::space(folder, error);
+    const std::size_t needed = Decoder::weight_bytes(config, type);
+    if (!error && needed > space.available) {
+        throw InvalidArgument(
+            fmt::format("{}: the model needs {} bytes, {} are free there", one_line(folder), needed, space.available));
+    }
+}
+
 void write_text(const std::string& path, const std::string& text) {
     OutputFile file(path);
     file.write(std::as_bytes(std::span(text)));
@@ -222,10 +234,14 @@ int run_make_model(const MakeModelArguments& arguments) {
 
     std::error_code error;
     std::filesystem::create_directories(arguments.folder, error);
-    const std::string weights = arguments.folder + "/model.safetensors";
-    if (std::filesystem::exists(weights, error)) {
-        throw InvalidArgument(fmt::format("{}: is there already", one_line(weights)));
+    for (const char* name : {"config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json"}) {
+        const std::string path = arguments.folder + "/" + name;
+        if (std::filesystem::exists(path, error)) {
+            throw InvalidArgument(fmt::format("{}: is there already; a model is never written over", one_line(path)));
+        }
     }
+    const std::string weights = arguments.folder + "/model.safetensors";
+    check_space(arguments.folder, config, type);
     write_text(arguments.folder + "/config.json", text + "\n");
     write_text(arguments.folder + "/tokenizer.json", byte_tokenizer(config.vocab_size).dump() + "\n");
     write_weights(weights, config, type, arguments.seed);

@@ -52,7 +52,8 @@ Lengths lengths_of(const ProfileArguments& arguments, const DecoderConfig& confi
     constexpr std::int64_t kPrompt = 512;
     constexpr std::int64_t kSteps = 64;
     constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;  // through a ring
-    const std::int64_t most = arguments.window > 0 ? kMostTokens : config.max_positions;
+    const bool endless = arguments.window > 0 && !config.learned_positions;
+    const std::int64_t most = endless ? kMostTokens : config.max_positions;
     const char* const limit = arguments.window > 0 ? "what is profiled at once" : "the model's max_position_embeddings";
     if (arguments.prompt_tokens && *arguments.prompt_tokens < 1) {
         throw InvalidArgument(fmt::format("-p is {}; it must be at least 1", *arguments.prompt_tokens));
