@@ -12,6 +12,8 @@ struct DotTile {
     using Tiles = FloatTiles;
     const kernels::DotPanels& a;
 
+    std::size_t panel_bytes() const noexcept { return a.panel_stride * sizeof(typename Elements::Element); }
+
     /// Lane by lane a sum over the depth in ascending order, from +0 or from what `out` holds: the order is the
     /// same for every tile shape, so a score does not depend on its place in a tile.
     template <std::size_t Rows, std::size_t Panels>

@@ -713,5 +713,22 @@ TEST_F(CommandLineTest, MakesModelsOfEveryFamily) {
     expect_bad_call("make-model '" + (folder_ / "x").string() + "' absent.json", {"absent.json"});
 }
 
+TEST_F(CommandLineTest, AModelThatDoesNotFitIsRefusedBeforeItIsLoaded) {
+    const std::filesystem::path folder = folder_ / "large";
+    const std::filesystem::path austen = source_dir() / "tools" / "models" / "austen";
+    std::filesystem::create_directories(folder);
+    for (const char* name : {"model.safetensors", "tokenizer.json"}) {
+        std::filesystem::create_symlink(austen / name, folder / name);
+    }
+    std::ifstream file(austen / "config.json");
+    json config = json::parse(file);
+    config["intermediate_size"] = 1 << 24;
+    write_bytes((folder / "config.json").string(), config.dump());
+    const std::string quoted = "'" + folder.string() + "'";
+    // 6 layers of 3 * 192 * 2^24 weights in bf16, and little beside
+    expect_bad_call("generate " + quoted + " -p a -n 1", {"weights of bf16: needs 108 GiB", "GiB are available"});
+    expect_bad_call("generate " + quoted + " -p a -n 1 --weights f32", {"weights of f32: needs 216 GiB"});
+}
+
 }  // namespace
 }  // namespace headlong::test

@@ -575,10 +575,10 @@ TEST_F(ProfileCommandTest, ATraceReplacesWhatWasThereOnlyWhenItIsComplete) {
     std::filesystem::create_directories(empty);
     std::filesystem::copy_file(austen() + "/config.json", empty / "config.json");
     const std::string broken = "profile '" + empty.string() + "' --trace '" + file.string() + "'";
-    expect_bad_call(broken, {"tokenizer.json"});
+    expect_bad_call(broken, {"model.safetensors"});
     EXPECT_FALSE(std::filesystem::exists(file)) << "nothing came of it";
     std::ofstream(file) << std::string(1 << 20, '#');
-    expect_bad_call(broken, {"tokenizer.json"});
+    expect_bad_call(broken, {"model.safetensors"});
     EXPECT_EQ(std::filesystem::file_size(file), 1U << 20) << "the last trace is still there";
     const Result result = run("profile -p 4 -n 1 --threads 1 --trace '" + file.string() + "'");
     EXPECT_EQ(result.code, 0) << result.err;
