@@ -117,7 +117,7 @@ TEST(LinearTest, IsTheProductOfTheWeightsAsStored) {
     };
     std::vector<Sizes> sizes{{1, 1, 1},   {1, 64, 16},   {2, 65, 17},   {3, 255, 31},  {5, 256, 33}, {8, 257, 130},
                              {15, 40, 7}, {16, 256, 64}, {17, 513, 65}, {47, 100, 80}, {3, 7, 0},    {4, 0, 5}};
-    if (!emulated()) sizes.insert(sizes.end(), {{145, 300, 600}, {290, 1030, 70}, {20, 0, 40}});
+    if (!emulated()) sizes.insert(sizes.end(), {{265, 300, 600}, {290, 1030, 70}, {20, 0, 40}});
     HEADLONG_FOR_EACH_ISA(isa) {
         if (left_to_native_tests(isa)) continue;
         const auto context = make_context(isa, 2);
