@@ -23,8 +23,10 @@
 #include "engine/decoder.hpp"
 #include "engine/decoder_families.hpp"
 #include "engine/mapped_file.hpp"
+#include "engine/reference/decoder.hpp"
 #include "tests/support/compare.hpp"
 #include "tests/support/isas.hpp"
+#include "tests/support/random.hpp"
 #include "tests/support/refusal.hpp"
 #include "tests/support/shared_data.hpp"
 #include "tests/support/write_safetensors.hpp"
@@ -455,6 +457,142 @@ json small(const char* architecture, const json& more = json::object()) {
 }
 
 DecoderConfig parsed(const json& config) { return parse_decoder_config(config.dump(), "config.json"); }
+
+/// A model of random weights in the temporary folder, removed at the end.
+class RandomModel {
+  public:
+    RandomModel(const DecoderConfig& config, std::uint64_t seed) {
+        folder_ = std::filesystem::temp_directory_path() / ("headlong-random-model-" + std::to_string(::getpid()));
+        std::filesystem::create_directories(folder_);
+        Random random(seed);
+        std::vector<TensorToWrite> tensors;
+        for (const TensorShape& tensor : Decoder::tensors(config)) {
+            std::size_t count = 1;
+            for (const std::int64_t extent : tensor.shape) count *= static_cast<std::size_t>(extent);
+            const bool gain = tensor.shape.size() == 1 && tensor.name.ends_with(".weight");
+            const float mean = gain && config.norm != Norm::rms_plus_one ? 1.0F : 0.0F;
+            const float deviation =
+                tensor.shape.size() == 1 ? 0.3F : 1.5F / std::sqrt(static_cast<float>(config.hidden_size));
+            std::vector<float> values(count);
+            for (float& x : values) x = mean + deviation * random.normal_f32();
+            tensors.push_back(tensor_to_write(tensor.name, "F32", tensor.shape, values));
+        }
+        write_safetensors((folder_ / "model.safetensors").string(), tensors);
+        files = std::make_shared<const WeightFiles>(WeightFiles::open(folder_.string()));
+    }
+    ~RandomModel() {
+        files.reset();
+        std::error_code ignored;
+        std::filesystem::remove_all(folder_, ignored);
+    }
+    RandomModel(const RandomModel&) = delete;
+    RandomModel& operator=(const RandomModel&) = delete;
+
+    std::shared_ptr<const WeightFiles> files;
+
+  private:
+    std::filesystem::path folder_;
+};
+
+// Against the decoder in double precision, which has its own idea of what a description means: what no golden model
+// has, and every family where there is no shared data.
+TEST(FamiliesTest, AgreeWithDoublePrecision) {
+    struct Model {
+        const char* architecture;
+        json more;
+    };
+    const json sizes = {{"vocab_size", 50},         {"hidden_size", 40},
+                        {"intermediate_size", 36},  {"num_hidden_layers", 4},
+                        {"num_attention_heads", 4}, {"num_key_value_heads", 2},
+                        {"head_dim", 12},           {"max_position_embeddings", 64}};
+    const json plain = {{"vocab_size", 50},       {"hidden_size", 48},        {"intermediate_size", 36},
+                        {"num_hidden_layers", 3}, {"num_attention_heads", 4}, {"max_position_embeddings", 64}};
+    const auto with = [](json config, const json& more) {
+        config.update(more);
+        return config;
+    };
+    const json yarn = {{"rope_type", "yarn"},
+                       {"factor", 4.0},
+                       {"beta_fast", 8.0},
+                       {"original_max_position_embeddings", 16},
+                       {"truncate", false}};
+    const json longrope = {
+        {"type", "longrope"}, {"long_factor", {1.0, 1.5, 2.0, 3.0}}, {"short_factor", {1.0, 1.0, 1.1, 1.3}}};
+    const json experts = {{"num_local_experts", 5}, {"num_experts_per_tok", 2}};
+    const json qwen_experts = {{"num_experts", 5}, {"num_experts_per_tok", 2}, {"moe_intermediate_size", 20}};
+    const std::vector<Model> models{
+        {"LlamaForCausalLM", with(sizes, {{"attention_bias", true}, {"mlp_bias", true}})},
+        {"LlamaForCausalLM",
+         with(sizes, {{"rope_scaling", {{"type", "linear"}, {"factor", 3.0}}}, {"hidden_act", "gelu"}})},
+        {"MistralForCausalLM", with(sizes, {{"sliding_window", 5}})},
+        {"MixtralForCausalLM", with(with(sizes, experts), {{"sliding_window", 4}})},
+        {"Qwen2ForCausalLM",
+         with(sizes, {{"use_sliding_window", true}, {"sliding_window", 5}, {"max_window_layers", 2}})},
+        {"Qwen3ForCausalLM", with(sizes, {{"attention_bias", true}})},
+        {"Qwen3MoeForCausalLM", with(with(sizes, qwen_experts), {{"norm_topk_prob", false}})},
+        {"Qwen3MoeForCausalLM",
+         with(with(sizes, qwen_experts), {{"norm_topk_prob", true}, {"decoder_sparse_step", 2}})},
+        {"Qwen3MoeForCausalLM", with(with(sizes, qwen_experts), {{"mlp_only_layers", {0, 3}}, {"rope_scaling", yarn}})},
+        {"SmolLM3ForCausalLM",
+         with(sizes, {{"use_sliding_window", true}, {"sliding_window", 5}, {"no_rope_layers", {0, 1, 1, 0}}})},
+        {"GptOssForCausalLM",
+         with(with(sizes, experts), {{"rope_scaling", yarn}, {"sliding_window", 3}, {"swiglu_limit", 1.0}})},
+        {"GptOssForCausalLM", with(with(sizes, experts), {{"rope_scaling", yarn}, {"attention_bias", false}})},
+        {"Phi3ForCausalLM",
+         with(plain, {{"num_key_value_heads", 2}, {"partial_rotary_factor", 0.5}, {"sliding_window", 7}})},
+        {"Phi3ForCausalLM",
+         with(sizes, {{"head_dim", 8}, {"original_max_position_embeddings", 16}, {"rope_scaling", longrope}})},
+        {"Olmo2ForCausalLM", with(sizes, {{"rope_theta", 500.0}})},
+        {"GraniteForCausalLM", with(sizes, {{"embedding_multiplier", 3.0},
+                                            {"attention_multiplier", 0.2},
+                                            {"residual_multiplier", 0.5},
+                                            {"logits_scaling", 2.0}})},
+        {"Gemma2ForCausalLM",
+         with(sizes, {{"sliding_window", 6}, {"attn_logit_softcapping", 2.0}, {"final_logit_softcapping", 3.0}})},
+        {"Gemma3ForCausalLM", with(sizes, {{"sliding_window", 6},
+                                           {"sliding_window_pattern", 3},
+                                           {"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}}})},
+        {"GPT2LMHeadModel", {{"vocab_size", 50}, {"n_embd", 48}, {"n_layer", 2}, {"n_head", 3}, {"n_positions", 64}}},
+        {"GPTNeoXForCausalLM",
+         with(plain, {{"rotary_pct", 0.5}, {"use_parallel_residual", false}, {"hidden_act", "gelu"}})},
+        {"GPTNeoXForCausalLM",
+         with(plain, {{"rotary_pct", 0.5}, {"hidden_act", "gelu_new"}, {"attention_bias", false}})},
+    };
+    std::uint64_t seed = seed_or(7);
+    Random random(seed);
+    HEADLONG_TRACE_SEED(random);
+    std::vector<std::int32_t> tokens(20);
+    for (std::int32_t& token : tokens) token = static_cast<std::int32_t>(random.integer(0, 49));
+    for (const Model& model : models) {
+        json whole = model.more;
+        whole["architectures"] = {model.architecture};
+        SCOPED_TRACE(whole.dump());
+        const DecoderConfig config = parsed(whole);
+        const RandomModel weights(config, ++seed);
+        for (const std::int64_t capacity : {16, 0}) {  // of which the first is a short text's, where it matters
+            if (capacity > 0 && config.short_rotaries.empty()) continue;
+            const std::span<const std::int32_t> text = std::span(tokens).first(capacity > 0 ? 16 : tokens.size());
+            const std::vector<double> want = reference::decoder_logits(config, *weights.files, text, capacity);
+            double squares = 0.0;
+            for (const double x : want) squares += x * x;
+            const double size = std::sqrt(squares / static_cast<double>(want.size()));
+            EXPECT_GT(size, 0.1);
+            HEADLONG_FOR_EACH_ISA(isa) {
+                if (left_to_native_tests(isa)) continue;
+                const auto context = make_context(isa, 2);
+                const Decoder decoder(context->impl(), context->memory(), config, weights.files);
+                KvCache cache(cache_options_of(config, {}, capacity));
+                const std::vector<float> got =
+                    logits_of(*context, decoder, {text.begin(), text.end()}, cache, text.size());
+                double worst = 0.0;
+                for (std::size_t i = 0; i < want.size(); ++i) {
+                    worst = std::max(worst, std::abs(static_cast<double>(got[i]) - want[i]));
+                }
+                EXPECT_LE(worst, 3e-5 * (1.0 + size));
+            }
+        }
+    }
+}
 
 // What the configuration classes of transformers say where a key is missing; and null is not missing.
 TEST(FamiliesTest, WhatIsMissing) {

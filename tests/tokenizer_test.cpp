@@ -416,6 +416,55 @@ TEST(TokenizerTestPreTokenizer, Metaspace) {
     EXPECT_EQ(words("first", false), (Words{"\u2581", "a", "\u2581", "b", "<x>", "a"}));
 }
 
+// The published split patterns: where each family cuts, spaces and ends of lines as byte-level tokenizers write them.
+TEST(TokenizerTestPreTokenizer, CutsAsTheFamiliesDo) {
+    const json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}};
+    const auto split = [](const char* regex) {
+        const json bytes = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
+        const json cut = {
+            {"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}, {"invert", false}};
+        return json{{"type", "Sequence"}, {"pretokenizers", json::array({cut, bytes})}};
+    };
+    const json smollm = {
+        {"type", "Sequence"},
+        {"pretokenizers", json::array({{{"type", "Digits"}, {"individual_digits", true}}, byte_level})}};
+    const json llama3 = split(
+        R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)");
+    const json qwen2 = split(
+        R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)");
+    struct Case {
+        const char* family;
+        const json& steps;
+        Words pieces;
+    };
+    const std::string text = "I'M 12345 años!?\r\n\n  x's";
+    const Case cases[] = {
+        {"GPT-2", byte_level, {"I", "'", "M", "Ġ12345", "Ġaños", "!?", "čĊĊĠ", "Ġx", "'s"}},
+        {"Llama 3", llama3, {"I", "'M", "Ġ", "123", "45", "Ġaños", "!?čĊĊ", "Ġ", "Ġx", "'s"}},
+        {"Qwen2", qwen2, {"I", "'M", "Ġ", "1", "2", "3", "4", "5", "Ġaños", "!?čĊĊ", "Ġ", "Ġx", "'s"}},
+        {"SmolLM", smollm, {"I", "'", "M", "Ġ", "1", "2", "3", "4", "5", "Ġaños", "!?", "čĊĊĠ", "Ġx", "'s"}},
+    };
+    for (const Case& each : cases) {
+        SCOPED_TRACE(each.family);
+        json document = small("ab");
+        json vocab = json::object();
+        std::vector<std::int32_t> want;
+        for (std::string piece : each.pieces) {
+            if (const std::size_t at = piece.find("ñ"); at != std::string::npos) piece.replace(at, 2, "Ã±");
+            vocab.emplace(piece, vocab.size());
+            want.push_back(vocab[piece].get<std::int32_t>());
+        }
+        document["model"]["vocab"] = vocab;
+        document["model"]["merges"] = json::array();
+        document["model"]["ignore_merges"] = true;
+        document["added_tokens"] = json::array();
+        document["normalizer"] = nullptr;
+        document["post_processor"] = nullptr;
+        document["pre_tokenizer"] = each.steps;
+        EXPECT_EQ(Tokenizer::from_json(document.dump()).encode(text), want);
+    }
+}
+
 TEST(TokenizerTestNormalizer, UnicodesForms) {
     struct Form {
         const char* type;
