@@ -181,12 +181,13 @@ inline constexpr std::int32_t kCodeOffset = Quads == 1 ? 128 : 8;
 inline constexpr std::size_t kCodeTileRows = 4;  // 16 accumulators, 6 registers of codes, 4 of the rows
 inline constexpr std::size_t kQuadSums = 4;
 inline constexpr bool kCodeTerms = false;
-template <int Input, std::size_t Rows>
-HEADLONG_INLINE void add_input(I32 (&sums)[Rows][1][kQuadSums], uint8x16_t codes, const int16x4_t (&x)[Rows]) noexcept {
+template <int Input, std::size_t Rows, std::size_t Panels>
+HEADLONG_INLINE void add_input(I32 (&sums)[Rows][Panels][kQuadSums], std::size_t panel, uint8x16_t codes,
+                               const int16x4_t (&x)[Rows]) noexcept {
     const int16x8_t low = vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(codes)));
     const int16x8_t high = vreinterpretq_s16_u16(vmovl_high_u8(codes));
     HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-        I32(&row)[kQuadSums] = sums[r][0];
+        I32(&row)[kQuadSums] = sums[r][panel];
         row[0] = vmlal_lane_s16(row[0], vget_low_s16(low), x[r], Input);
         row[1] = vmlal_high_lane_s16(row[1], low, x[r], Input);
         row[2] = vmlal_lane_s16(row[2], vget_low_s16(high), x[r], Input);
@@ -196,22 +197,24 @@ HEADLONG_INLINE void add_input(I32 (&sums)[Rows][1][kQuadSums], uint8x16_t codes
         }
     }
 }
-template <std::size_t Quads, std::size_t Rows>
-HEADLONG_INLINE void add_line(I32 (&sums)[Rows][1][kQuadSums], const std::uint8_t* line, std::size_t,
+template <std::size_t Quads, std::size_t Rows, std::size_t Panels>
+HEADLONG_INLINE void add_line(I32 (&sums)[Rows][Panels][kQuadSums], const std::uint8_t* line, std::size_t panel_stride,
                               const std::uint8_t* rows, std::size_t row_stride, std::size_t) noexcept {
-    const uint8x16x4_t inputs = vld4q_u8(line);
-    HEADLONG_UNROLL for (std::size_t quad = 0; quad < Quads; ++quad) {
-        int16x4_t x[Rows];
-        HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
-            x[r] = vld1_s16(reinterpret_cast<const std::int16_t*>(rows + r * row_stride + quad * 8));
+    HEADLONG_UNROLL for (std::size_t p = 0; p < Panels; ++p) {
+        const uint8x16x4_t inputs = vld4q_u8(line + p * panel_stride);
+        HEADLONG_UNROLL for (std::size_t quad = 0; quad < Quads; ++quad) {
+            int16x4_t x[Rows];
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) {
+                x[r] = vld1_s16(reinterpret_cast<const std::int16_t*>(rows + r * row_stride + quad * 8));
+            }
+            const auto codes = [quad](uint8x16_t bytes) noexcept {
+                return Quads == 1 ? bytes : quad == 0 ? vandq_u8(bytes, vdupq_n_u8(0x0F)) : vshrq_n_u8(bytes, 4);
+            };
+            add_input<0>(sums, p, codes(inputs.val[0]), x);
+            add_input<1>(sums, p, codes(inputs.val[1]), x);
+            add_input<2>(sums, p, codes(inputs.val[2]), x);
+            add_input<3>(sums, p, codes(inputs.val[3]), x);
         }
-        const auto codes = [quad](uint8x16_t bytes) noexcept {
-            return Quads == 1 ? bytes : quad == 0 ? vandq_u8(bytes, vdupq_n_u8(0x0F)) : vshrq_n_u8(bytes, 4);
-        };
-        add_input<0>(sums, codes(inputs.val[0]), x);
-        add_input<1>(sums, codes(inputs.val[1]), x);
-        add_input<2>(sums, codes(inputs.val[2]), x);
-        add_input<3>(sums, codes(inputs.val[3]), x);
     }
 }
 HEADLONG_INLINE void quad_totals(const I32 (&sums)[kQuadSums], I32 (&totals)[4]) noexcept {
