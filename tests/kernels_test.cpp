@@ -1266,7 +1266,7 @@ std::vector<float> outputs_of(const KernelTable& table) {
         table.rotate({made.data(), 1, kColumns, kColumns / 2, cosine.data(), sine.data(), interleaved});
         keep(made.data(), kColumns);
     }
-    table.layer_norm({made.data(), kColumns, 1, kColumns, weight.data(), cosine.data(), 1e-5F, made.data(), kColumns});
+    table.layer_norm({made.data(), kColumns, 1, kColumns, weight.data(), weight.data(), 1e-5F, made.data(), kColumns});
     keep(made.data(), kColumns);
     for (const kernels::Activation activation : {kernels::Activation::silu, kernels::Activation::gelu,
                                                  kernels::Activation::gelu_tanh, kernels::Activation::clamped_silu}) {
