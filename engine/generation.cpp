@@ -182,9 +182,9 @@ Generation generate(Context& context, const Model& model, std::string_view promp
         if (tokens.empty() && info.bos_id) tokens.push_back(*info.bos_id);
         if (tokens.empty() && !info.eos_ids.empty()) tokens.push_back(info.eos_ids.front());
         if (tokens.empty()) throw InvalidArgument("prompt: is empty, and the model has no token to start from");
-        const std::int64_t left = info.max_positions - static_cast<std::int64_t>(tokens.size());
+        const auto length = static_cast<std::int64_t>(tokens.size());
         const std::int64_t capacity =  // no more than there is to say: it may be that of a short text
-            options.max_tokens < left ? info.max_positions - left + options.max_tokens : info.max_positions;
+            options.max_tokens < info.max_positions - length ? length + options.max_tokens : info.max_positions;
         KvCache cache(options.window > 0 ? model.ring_options(options.window, options.sink_tokens, options.kv)
                                          : model.cache_options(options.kv, capacity));
         return run(context, model, cache, std::move(tokens), options);

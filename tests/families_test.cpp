@@ -102,7 +102,6 @@ TEST(FamiliesTest, EveryLayerOfTheGoldenModels) {
         const Golden golden(families / name);
         const SafetensorsFile layers((golden.folder / "layers.safetensors").string());
         const DecoderConfig config = golden.parsed();
-        std::vector<float> bits_of_chunks;
         HEADLONG_FOR_EACH_ISA(isa) {
             if (left_to_native_tests(isa)) continue;
             const auto context = make_context(isa, 2);
@@ -137,7 +136,6 @@ TEST(FamiliesTest, EveryLayerOfTheGoldenModels) {
 // that takes another expert moves by more than any gap.)
 TEST(FamiliesTest, GreedyIdsOfSmallerCaches) {
     HEADLONG_SHARED_OR_SKIP(families, "models/families");
-    if (emulated()) GTEST_SKIP() << "left to native tests";
     const auto context = make_context(available_isas().back(), 2);
     for (const std::string& name : kModels) {
         const Golden golden(families / name);
@@ -168,7 +166,6 @@ TEST(FamiliesTest, GreedyIdsOfSmallerCaches) {
 // Quantised weights are another arithmetic, and not another model.
 TEST(FamiliesTest, EveryFamilyRunsWithEveryTypeOfWeights) {
     HEADLONG_SHARED_OR_SKIP(families, "models/families");
-    if (emulated()) GTEST_SKIP() << "left to native tests";
     const auto context = make_context(available_isas().back(), 2);
     for (const std::string& name : kModels) {
         const Golden golden(families / name);
@@ -206,7 +203,6 @@ struct Change {
 // Every key that a family reads is heeded: another value gives other logits.
 TEST(FamiliesTest, KeysChangeWhatIsComputed) {
     HEADLONG_SHARED_OR_SKIP(families, "models/families");
-    if (emulated()) GTEST_SKIP() << "left to native tests";
     const json llama3 = {{"factor", 4.0},
                          {"high_freq_factor", 4.0},
                          {"low_freq_factor", 1.0},
@@ -282,7 +278,6 @@ TEST(FamiliesTest, KeysChangeWhatIsComputed) {
 // The same settings, as newer and older files write them, give the same bits.
 TEST(FamiliesTest, OldAndNewFormsOfKeys) {
     HEADLONG_SHARED_OR_SKIP(families, "models/families");
-    if (emulated()) GTEST_SKIP() << "left to native tests";
     struct Form {
         const char* model;
         std::function<void(json&)> change;
@@ -376,7 +371,6 @@ TEST(FamiliesTest, OldAndNewFormsOfKeys) {
 // A LongRoPE model turns short texts by its short factors: those of a model that has them as long ones.
 TEST(FamiliesTest, TheCacheOfAShortTextTurnsByShortFactors) {
     HEADLONG_SHARED_OR_SKIP(families, "models/families");
-    if (emulated()) GTEST_SKIP() << "left to native tests";
     const auto context = make_context(available_isas().back(), 2);
     const Golden golden(families / "phi3_partial_long");
     const std::vector<std::int32_t> tokens(golden.tokens.begin(), golden.tokens.begin() + 30);
