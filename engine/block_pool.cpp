@@ -136,8 +136,8 @@ void BlockPool::Impl::add_slab(std::size_t needed_blocks) {
     }
     if (own_memory_) ask_for_huge_pages(slab->memory, slab->bytes);
     slab->blocks = blocks;
-    slab->head_bytes = layout_.bytes();
-    slab->values_offset = layout_.values_offset();
+    slab->key_bytes = layout_.values_offset();
+    slab->value_bytes = layout_.value_bytes();
     for (std::size_t i = blocks; i-- > 0;) free_.push_back({slab.get(), static_cast<std::uint32_t>(i)});
     reserved_bytes_ += slab->bytes;
     blocks_ += blocks;
@@ -175,7 +175,8 @@ void BlockPool::Impl::renew(const Block& block) const noexcept {
 
 void BlockPool::Impl::copy(const Block& from, const Block& to) const noexcept {
     for (std::size_t head = 0; head < static_cast<std::size_t>(shape_.kv_heads); ++head) {
-        std::memcpy(to.keys(head), from.keys(head), layout_.bytes());
+        std::memcpy(to.keys(head), from.keys(head), layout_.values_offset());
+        if (layout_.value_bytes() > 0) std::memcpy(to.values(head), from.values(head), layout_.value_bytes());
         to.nonfinite(head) = from.nonfinite(head);
     }
 }

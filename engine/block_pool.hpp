@@ -1,7 +1,9 @@
 // The pool of blocks behind headlong::BlockPool.
 //
-// A slab is one allocation laid out as [kv_head][block][key panels | value panels], so that consecutive blocks of a
-// head are contiguous. A block is a slab and an index in it. Slabs never move: a reader may use a block while another
+// A slab is one allocation laid out as [kv_head][key panels of all blocks | value panels of all blocks], so that the
+// keys of consecutive blocks of a head are contiguous, and so are their values: a span's keys are read, and then its
+// values, and each place where what is read does not go on in memory costs a third of a microsecond, as much as 6 KiB
+// (bench/RESULTS.md). A block is a slab and an index in it. Slabs never move: a reader may use a block while another
 // cache makes the pool grow.
 #pragma once
 
@@ -23,8 +25,8 @@ struct Slab {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
     std::size_t blocks = 0;
-    std::size_t head_bytes = 0;                             ///< one block of one KV head
-    std::size_t values_offset = 0;                          ///< bytes from a head's block to its values
+    std::size_t key_bytes = 0;                              ///< of one block of one KV head
+    std::size_t value_bytes = 0;                            ///< the same
     std::unique_ptr<std::uint8_t[]> nonfinite;              ///< [kv_head][block]: the values may hold a NaN or infinity
     std::unique_ptr<std::atomic<std::uint32_t>[]> holders;  ///< [block]: caches that hold it
 };
@@ -34,15 +36,20 @@ struct Block {
     Slab* slab = nullptr;
     std::uint32_t index = 0;
 
-    std::byte* keys(std::size_t head) const noexcept {
-        return slab->memory + (head * slab->blocks + index) * slab->head_bytes;
+    std::byte* keys(std::size_t head) const noexcept { return of_head(head) + index * slab->key_bytes; }
+    std::byte* values(std::size_t head) const noexcept {
+        return of_head(head) + slab->blocks * slab->key_bytes + index * slab->value_bytes;
     }
-    std::byte* values(std::size_t head) const noexcept { return keys(head) + slab->values_offset; }
     std::uint8_t& nonfinite(std::size_t head) const noexcept { return slab->nonfinite[head * slab->blocks + index]; }
     /// More caches than one hold it: nobody may write to it. What only one cache holds nobody else can begin to hold.
     bool shared() const noexcept { return slab->holders[index].load(std::memory_order_acquire) > 1; }
 
     friend bool operator==(const Block&, const Block&) = default;
+
+  private:
+    std::byte* of_head(std::size_t head) const noexcept {
+        return slab->memory + head * slab->blocks * (slab->key_bytes + slab->value_bytes);
+    }
 };
 
 class BlockPool::Impl {

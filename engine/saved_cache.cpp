@@ -207,17 +207,21 @@ void write_all(const KvCache::Impl& cache, std::span<const std::byte> attachment
             bool whole = true;
             for (std::int64_t t = 0; t < kBlock; ++t) whole = whole && !dead(begin + t);
             for (std::size_t head = 0; head < heads; ++head) {
-                std::span<const std::byte> bytes(block.keys(head), layout.bytes());
+                std::span<const std::byte> keys(block.keys(head), layout.values_offset());
+                std::span<const std::byte> values(block.values(head), layout.value_bytes());
                 if (!whole) {
-                    copy.assign(bytes.begin(), bytes.end());
+                    copy.assign(keys.begin(), keys.end());
+                    copy.insert(copy.end(), values.begin(), values.end());
                     for (std::int64_t t = 0; t < kBlock; ++t) {
                         if (!dead(begin + t)) continue;
                         clear_token(layout, copy.data(), copy.data() + layout.values_offset(),
                                     static_cast<std::size_t>(t));
                     }
-                    bytes = copy;
+                    keys = std::span(copy).first(keys.size());
+                    values = std::span(copy).subspan(keys.size());
                 }
-                put(bytes);
+                put(keys);
+                put(values);
             }
         });
     }
@@ -337,7 +341,8 @@ std::vector<std::byte> read_all(KvCache::Impl& cache, const std::string& name, s
         for_blocks(layer, [&](std::int64_t b) {
             const Block& block = layer.blocks[b];
             for (std::size_t h = 0; h < heads; ++h) {
-                get({block.keys(h), pool.layout().bytes()});
+                get({block.keys(h), pool.layout().values_offset()});
+                get({block.values(h), pool.layout().value_bytes()});
                 block.nonfinite(h) = holds_nonfinite(pool.layout(), block.values(h)) ? 1 : 0;
             }
         });
