@@ -105,12 +105,22 @@ BlockPool::Impl::~Impl() {
 
 std::size_t BlockPool::Impl::used_bytes() const noexcept {
     const std::lock_guard lock(mutex_);
-    return (blocks_ - free_.size()) * block_bytes_;
+    return (blocks_ - free_.size()) * block_bytes_ + (f16_pool_ != nullptr ? f16_pool_->used_bytes() : 0);
 }
 
 std::size_t BlockPool::Impl::reserved_bytes() const noexcept {
     const std::lock_guard lock(mutex_);
-    return reserved_bytes_;
+    return reserved_bytes_ + (f16_pool_ != nullptr ? f16_pool_->reserved_bytes() : 0);
+}
+
+std::shared_ptr<BlockPool> BlockPool::Impl::f16_pool() {
+    const std::lock_guard lock(mutex_);
+    if (f16_pool_ == nullptr) {
+        KvShape shape = shape_;
+        shape.key_type = shape.value_type = KvType::f16;
+        f16_pool_ = std::make_shared<BlockPool>(shape, own_memory_ ? nullptr : &memory_);
+    }
+    return f16_pool_;
 }
 
 void BlockPool::Impl::add_slab(std::size_t needed_blocks) {

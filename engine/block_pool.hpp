@@ -65,6 +65,9 @@ class BlockPool::Impl {
     std::size_t used_bytes() const noexcept;
     std::size_t reserved_bytes() const noexcept;
 
+    /// A pool of the same memory for blocks of the same dims in f16, made when it is asked for first.
+    std::shared_ptr<BlockPool> f16_pool();
+
     /// Fills `blocks` with blocks of one holder, whose memory holds anything: who appends clears the dead lanes that
     /// may be read. Throws std::bad_alloc and takes nothing if there is no memory for all.
     void take(std::span<Block> blocks);
@@ -90,6 +93,7 @@ class BlockPool::Impl {
     std::vector<Block> free_;  ///< a stack; capacity for all blocks, so that giving back cannot fail
     std::size_t blocks_ = 0;
     std::size_t reserved_bytes_ = 0;
+    std::shared_ptr<BlockPool> f16_pool_;
 };
 
 /// Throws InvalidArgument or Unsupported unless a pool can hold rows of this shape.

@@ -142,9 +142,7 @@ std::size_t Decoder::scratch_bytes(const Context::Impl& context, const DecoderCo
         const BlockTable blocks;
         Sequence sequence;
         sequence.q_len = tokens;
-        sequence.blocks = &blocks;
-        sequence.key_type = stored_type(types.keys);
-        sequence.value_type = stored_type(types.values);
+        sequence.cached = {&blocks, stored_type(types.keys), stored_type(types.values)};
         AttentionProblem problem;
         problem.heads = c.heads;
         problem.kv_heads = c.kv_heads;

@@ -185,8 +185,11 @@ Generation generate(Context& context, const Model& model, std::string_view promp
         const auto length = static_cast<std::int64_t>(tokens.size());
         const std::int64_t capacity =  // no more than there is to say: it may be that of a short text
             options.max_tokens < info.max_positions - length ? length + options.max_tokens : info.max_positions;
-        KvCache cache(options.window > 0 ? model.ring_options(options.window, options.sink_tokens, options.kv)
-                                         : model.cache_options(options.kv, capacity));
+        KvCacheOptions cache_options = options.window > 0
+                                           ? model.ring_options(options.window, options.sink_tokens, options.kv)
+                                           : model.cache_options(options.kv, capacity);
+        cache_options.f16_sinks = options.f16_sinks;
+        KvCache cache(cache_options);
         return run(context, model, cache, std::move(tokens), options);
     });
 }

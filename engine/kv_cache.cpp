@@ -23,6 +23,7 @@ constexpr std::int64_t kMostChunk = std::int64_t{1} << 40;  // sums of a ring an
 constexpr std::int64_t kMostRing = std::int64_t{1} << 47;
 
 std::int64_t count_of(std::size_t n) noexcept { return static_cast<std::int64_t>(n); }
+std::size_t size(std::int64_t n) noexcept { return static_cast<std::size_t>(n); }
 
 std::size_t blocks_for(std::int64_t tokens) noexcept {
     return static_cast<std::size_t>(tokens / kBlock + (tokens % kBlock != 0 ? 1 : 0));
@@ -101,6 +102,17 @@ void check_options(const KvCacheOptions& options) {
                 fmt::format("KvCacheOptions: key_centre[{}] is {}; it must be finite", i, options.key_centre[i]));
         }
     }
+    if (options.f16_sinks) {
+        const bool value_codes = kernels::has_codes(stored_type(options.shape.value_type));
+        if (!codes && !value_codes) {
+            throw InvalidArgument(
+                fmt::format("KvCacheOptions: f16_sinks is true, keys are {} and values {}; one must be int8 or int4",
+                            to_string(options.shape.key_type), to_string(options.shape.value_type)));
+        }
+        if (options.sink_tokens == 0) {
+            throw InvalidArgument("KvCacheOptions: f16_sinks is true and sink_tokens is 0; it must be at least 1");
+        }
+    }
     if (options.pool != nullptr && options.memory != nullptr) {
         throw InvalidArgument("KvCacheOptions: pool and memory are both set; give one");
     }
@@ -119,6 +131,11 @@ std::shared_ptr<const std::vector<std::optional<Rotary>>> rotaries_of(const KvCa
     const auto& per_layer = options.layer_rotary;
     return std::make_shared<const Rotaries>(per_layer.empty() ? Rotaries{options.rotary}
                                                               : Rotaries(per_layer.begin(), per_layer.end()));
+}
+
+KvShape f16_shape_of(KvShape shape) noexcept {
+    shape.key_type = shape.value_type = KvType::f16;
+    return shape;
 }
 
 /// Writes one element, rounded to nearest even where its type is narrower.
@@ -154,12 +171,36 @@ KvCache::Impl::Impl(const KvCacheOptions& options)
       capacity(options.capacity),
       ring(options.ring),
       sink_tokens(options.sink_tokens),
+      with_f16_sinks(options.f16_sinks),
       max_chunk(options.max_chunk),
       rotaries(rotaries_of(options)),
       transform(std::make_shared<const KeyTransform>(
           KeyTransform{{options.key_centre.begin(), options.key_centre.end()}, options.hadamard_keys})),
-      layers(static_cast<std::size_t>(options.layers)) {
-    for (std::size_t i = 0; i < layers.size(); ++i) layers[i] = layer_of(options, i);
+      layers(layers_of(options)),
+      f16_sinks(options.f16_sinks ? sinks_of(options) : nullptr) {}
+
+std::vector<KvCache::Impl::Layer> KvCache::Impl::layers_of(const KvCacheOptions& options) {
+    std::vector<Layer> layers(static_cast<std::size_t>(options.layers));
+    std::int64_t with_sinks = 0;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+        layers[i] = layer_of(options, i);
+        if (options.f16_sinks && layers[i].sinks > 0) layers[i].own_sinks = with_sinks++;
+    }
+    return layers;
+}
+
+std::unique_ptr<KvCache::Impl> KvCache::Impl::sinks_of(const KvCacheOptions& options) const {
+    std::vector<std::optional<Rotary>> turned;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+        if (layers[i].own_sinks >= 0) turned.push_back(rotary(i));
+    }
+    if (turned.empty()) return nullptr;  // windows without sinks in all layers
+    KvCacheOptions sinks;
+    sinks.shape = f16_shape_of(options.shape);
+    sinks.layers = count_of(turned.size());
+    sinks.layer_rotary = turned;
+    sinks.pool = pool->impl().f16_pool();
+    return std::make_unique<Impl>(sinks);
 }
 
 KvCache::Impl::Layer KvCache::Impl::layer_of(const KvCacheOptions& options, std::size_t index) noexcept {
@@ -181,10 +222,12 @@ KvCache::Impl::Impl(const Impl& parent, std::nullptr_t)
       capacity(parent.capacity),
       ring(parent.ring),
       sink_tokens(parent.sink_tokens),
+      with_f16_sinks(parent.with_f16_sinks),
       max_chunk(parent.max_chunk),
       rotaries(parent.rotaries),
       transform(parent.transform),
-      layers(parent.layers.size()) {
+      layers(parent.layers.size()),
+      f16_sinks(parent.f16_sinks != nullptr ? std::make_unique<Impl>(*parent.f16_sinks, nullptr) : nullptr) {
     for (std::size_t i = 0; i < layers.size(); ++i) {
         const Layer& from = parent.layers[i];
         layers[i].blocks = from.blocks;
@@ -192,6 +235,7 @@ KvCache::Impl::Impl(const Impl& parent, std::nullptr_t)
         layers[i].sinks = from.sinks;
         layers[i].window = from.window;
         layers[i].held_from = from.held_from;
+        layers[i].own_sinks = from.own_sinks;
     }
     for (Layer& layer : layers) {  // from here on nothing can fail
         while (layer.blocks.end() > count_of(blocks_for(layer.length))) layer.blocks.pop_back();
@@ -333,6 +377,9 @@ void KvCache::Impl::reserve(std::int64_t tokens) {
             take_spare(layer, missing);
             taken[done] = std::max<std::int64_t>(missing, 0);
         }
+        if (f16_sinks != nullptr) {
+            f16_sinks->reserve(std::clamp(sink_tokens - f16_sinks->length(), std::int64_t{0}, tokens));
+        }
     } catch (...) {
         for (std::size_t i = 0; i < done; ++i) {
             for (; taken[i] > 0; --taken[i]) {
@@ -373,6 +420,27 @@ void KvCache::Impl::append(Context& context, std::size_t index, const InputTenso
                         "may be ahead by max_chunk, {}",
                         tokens, layer.length - committed, max_chunk));
     }
+    const std::int64_t of_sinks = layer.own_sinks < 0 ? 0 : std::min(tokens, layer.sinks - layer.length);
+    if (of_sinks <= 0) return append_rows(context, index, keys, values);
+    const auto first_rows = [&](InputTensor<3> rows) noexcept {
+        rows.extents[1] = of_sinks;
+        return rows;
+    };
+    f16_sinks->append(context, size(layer.own_sinks), first_rows(keys), first_rows(values));
+    try {
+        append_rows(context, index, keys, values);
+    } catch (...) {
+        f16_sinks->take_back(size(layer.own_sinks), layer.length);
+        throw;
+    }
+}
+
+void KvCache::Impl::append_rows(Context& context, std::size_t index, const InputTensor<3>& keys,
+                                const InputTensor<3>& values) {
+    Layer& layer = layers[index];
+    const KvShape& shape = pool->shape();
+    const std::int64_t tokens = keys.extents[1];
+    const std::int64_t committed = layer.forgets() ? length() : 0;
     const std::optional<Rotary>& rotary = this->rotary(index);
     if (!rotary && !transform->changes_keys()) {
         make_room(layer, tokens, committed);
@@ -479,6 +547,13 @@ void KvCache::Impl::shorten(Layer& layer, std::int64_t length) const noexcept {
     while (layer.blocks.end() > count_of(blocks_for(length)) && layer.blocks[layer.blocks.end() - 1].shared()) {
         pool->impl().give_back(layer.blocks.pop_back());
     }
+    if (layer.own_sinks >= 0) f16_sinks->take_back(size(layer.own_sinks), length);
+}
+
+void KvCache::Impl::cut(Layer& layer, std::int64_t length) const noexcept {
+    layer.length = std::min(layer.length, length);
+    while (layer.blocks.end() > count_of(blocks_for(layer.length))) pool->impl().give_back(layer.blocks.pop_back());
+    if (layer.own_sinks >= 0) f16_sinks->cut(f16_sinks->layers[size(layer.own_sinks)], length);
 }
 
 void KvCache::Impl::truncate(std::int64_t to) {
@@ -499,8 +574,7 @@ void KvCache::Impl::truncate(std::int64_t to) {
             layer.blocks.drop_queue();
             layer.held_from = layer.sinks;
         }
-        layer.length = to;
-        while (layer.blocks.end() > count_of(blocks_for(to))) pool->impl().give_back(layer.blocks.pop_back());
+        cut(layer, to);
     }
 }
 
@@ -519,6 +593,20 @@ void KvCache::Impl::reset() noexcept {
         layer.length = 0;
         layer.held_from = layer.sinks;
     }
+    if (f16_sinks != nullptr) f16_sinks->reset();
+}
+
+std::size_t KvCache::Impl::used_bytes() const noexcept {
+    std::size_t tokens = 0;
+    for (const Layer& layer : layers) tokens += static_cast<std::size_t>(layer.held());
+    return tokens * (pool->block_bytes() / kernels::kBlockTokens) +
+           (f16_sinks != nullptr ? f16_sinks->used_bytes() : 0);
+}
+
+std::size_t KvCache::Impl::reserved_bytes() const noexcept {
+    std::size_t blocks = 0;
+    for (const Layer& layer : layers) blocks += static_cast<std::size_t>(layer.blocks.count()) + layer.spare.size();
+    return blocks * pool->block_bytes() + (f16_sinks != nullptr ? f16_sinks->reserved_bytes() : 0);
 }
 
 KvCache::KvCache(const KvCacheOptions& options)
@@ -566,6 +654,7 @@ void KvCache::reset() noexcept { impl_->reset(); }
 std::int64_t KvCache::capacity() const noexcept { return impl_->capacity; }
 bool KvCache::ring() const noexcept { return impl_->ring; }
 std::int64_t KvCache::sink_tokens() const noexcept { return impl_->sink_tokens; }
+bool KvCache::f16_sinks() const noexcept { return impl_->with_f16_sinks; }
 std::int64_t KvCache::max_chunk() const noexcept { return impl_->max_chunk; }
 std::size_t KvCache::layers() const noexcept { return impl_->layers.size(); }
 const KvShape& KvCache::shape() const noexcept { return impl_->pool->shape(); }
@@ -578,20 +667,8 @@ const std::optional<Rotary>& KvCache::rotary(std::size_t layer) const {
 }
 const std::shared_ptr<BlockPool>& KvCache::pool() const noexcept { return impl_->pool; }
 
-std::size_t KvCache::used_bytes() const noexcept {
-    const std::size_t token_bytes = impl_->pool->block_bytes() / kernels::kBlockTokens;
-    std::size_t tokens = 0;
-    for (const Impl::Layer& layer : impl_->layers) tokens += static_cast<std::size_t>(layer.held());
-    return tokens * token_bytes;
-}
-
-std::size_t KvCache::reserved_bytes() const noexcept {
-    std::size_t blocks = 0;
-    for (const Impl::Layer& layer : impl_->layers) {
-        blocks += static_cast<std::size_t>(layer.blocks.count()) + layer.spare.size();
-    }
-    return blocks * impl_->pool->block_bytes();
-}
+std::size_t KvCache::used_bytes() const noexcept { return impl_->used_bytes(); }
+std::size_t KvCache::reserved_bytes() const noexcept { return impl_->reserved_bytes(); }
 
 void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTensor<3>& keys,
                         const OutputTensor<3>& values) const {
@@ -614,13 +691,16 @@ void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTenso
             fmt::format("read_back: positions {} to {} are not all held; the layer has forgotten {} to {}", first,
                         first + count, layer.sinks, layer.held_from));
     }
-    const kernels::BlockLayout layout = impl_->pool->impl().layout();
-    const bool transformed = impl_->transform->changes_keys();
+    const Impl::Layer* const own_sinks = impl_->own_sinks(layer);
     std::vector<double> row;
-    if (transformed) with_memory_errors("KvCache::read_back", [&] { row.resize(layout.head_dim); });
+    if (impl_->transform->changes_keys())
+        with_memory_errors("KvCache::read_back", [&] { row.resize(size(shape.head_dim)); });
     const FloatEnvironment environment;  // narrowing rounds
     for (std::int64_t i = 0; i < count; ++i) {
-        const Block& block = layer.blocks[(first + i) / kBlock];
+        const bool apart = own_sinks != nullptr && first + i < layer.sinks;
+        const kernels::BlockLayout layout = (apart ? *impl_->f16_sinks : *impl_).pool->impl().layout();
+        const bool transformed = !apart && impl_->transform->changes_keys();
+        const Block& block = (apart ? *own_sinks : layer).blocks[(first + i) / kBlock];
         const auto token = static_cast<std::size_t>((first + i) % kBlock);
         for (std::int64_t head = 0; head < shape.kv_heads; ++head) {
             const auto kv_head = static_cast<std::size_t>(head);
@@ -650,14 +730,19 @@ std::size_t KvCache::estimate_bytes(const KvCacheOptions& options, std::int64_t 
             fmt::format("estimate_bytes: tokens is {}; allowed: 0 to the capacity of {}", tokens, options.capacity));
     }
     std::size_t blocks = 0;
+    std::size_t sink_blocks = 0;
     for (std::size_t i = 0; i < static_cast<std::size_t>(options.layers); ++i) {
         const Impl::Layer layer = Impl::layer_of(options, i);
         blocks = saturating_sum(
             blocks,
             std::min(blocks_for(tokens), static_cast<std::size_t>(Impl::most_blocks(layer, options.max_chunk))));
+        if (options.f16_sinks) sink_blocks = saturating_sum(sink_blocks, blocks_for(std::min(tokens, layer.sinks)));
     }
     std::size_t bytes = 0;
-    if (__builtin_mul_overflow(blocks, block_bytes_of(options.shape), &bytes)) {
+    std::size_t sink_bytes = 0;
+    if (__builtin_mul_overflow(blocks, block_bytes_of(options.shape), &bytes) ||
+        __builtin_mul_overflow(sink_blocks, block_bytes_of(f16_shape_of(options.shape)), &sink_bytes) ||
+        __builtin_add_overflow(bytes, sink_bytes, &bytes)) {
         throw OutOfMemory(fmt::format("estimate_bytes: {} tokens need more bytes than 64 bits can count", tokens));
     }
     return bytes;

@@ -25,6 +25,7 @@ class KvCache::Impl {
         std::int64_t sinks = 0;            ///< the positions [0, sinks) are never forgotten
         std::int64_t window = kUnbounded;  ///< positions, its own included, that a query sees of the others
         std::int64_t held_from = 0;        ///< of those, the first that is still held; at least `sinks`
+        std::int64_t own_sinks = -1;       ///< its layer of `f16_sinks`; -1: it has none there
 
         static constexpr std::int64_t kMostTokens = std::int64_t{1} << 48;  ///< that attention counts to
         static constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
@@ -66,6 +67,8 @@ class KvCache::Impl {
     std::int64_t length() const noexcept;
     void reserve(std::int64_t tokens);
     void append(Context& context, std::size_t layer, const InputTensor<3>& keys, const InputTensor<3>& values);
+    std::size_t used_bytes() const noexcept;
+    std::size_t reserved_bytes() const noexcept;
     /// The most tokens that the next append to all layers may have: max_chunk where one of them forgets, unless so many
     /// are all held.
     std::int64_t most_at_once() const noexcept;
@@ -76,6 +79,7 @@ class KvCache::Impl {
     void take_back(std::size_t layer, std::int64_t length) noexcept { shorten(layers[layer], length); }
     void reset() noexcept;
 
+    static std::vector<Layer> layers_of(const KvCacheOptions& options);
     /// Layer `index` of a cache of these options, without tokens.
     static Layer layer_of(const KvCacheOptions& options, std::size_t index) noexcept;
     /// Blocks that a layer of this kind holds at most, whatever its length; kUnbounded if it does not forget.
@@ -87,10 +91,19 @@ class KvCache::Impl {
     const std::int64_t capacity;
     const bool ring;
     const std::int64_t sink_tokens;
+    const bool with_f16_sinks;  ///< asked for: `f16_sinks` is null if no layer has sinks
     const std::int64_t max_chunk;
     const std::shared_ptr<const std::vector<std::optional<Rotary>>> rotaries;  ///< per layer, or one for all
     const std::shared_ptr<const KeyTransform> transform;                       ///< forks have the same one
     std::vector<Layer> layers;
+    /// The sinks once more, as a cache in f16 of the layers that have some, which is what attention reads. `layers` go
+    /// on counting them, so that lengths, blocks and what is forgotten are the same either way. Null: not asked for.
+    const std::unique_ptr<Impl> f16_sinks;
+
+    /// Where the sinks of a layer are stored; null: with the others.
+    const Layer* own_sinks(const Layer& layer) const noexcept {
+        return layer.own_sinks < 0 ? nullptr : &f16_sinks->layers[static_cast<std::size_t>(layer.own_sinks)];
+    }
 
   private:
     struct RowScratch;
@@ -112,6 +125,10 @@ class KvCache::Impl {
     /// this cache's own, for writing. Throws std::bad_alloc and changes nothing if there is no memory.
     void make_room(Layer& layer, std::int64_t tokens, std::int64_t committed);
     void shorten(Layer& layer, std::int64_t length) const noexcept;
+    /// The same, giving back what blocks are not needed.
+    void cut(Layer& layer, std::int64_t length) const noexcept;
+    std::unique_ptr<Impl> sinks_of(const KvCacheOptions& options) const;
+    void append_rows(Context& context, std::size_t index, const InputTensor<3>& keys, const InputTensor<3>& values);
 };
 
 }  // namespace headlong

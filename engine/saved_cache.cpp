@@ -2,14 +2,15 @@
 //
 // A saved cache is, in little-endian order: words of 64 bits that say what it is (Word), each rotary description, the
 // keys' centre, each layer's window and first position held, the caller's attachment, then the blocks of all layers in
-// ascending order, and a checksum (XXH3, 64 bits) of all that. A block is its bytes as they lie in memory, the same on
-// every instruction set, KV head by KV head, then a byte for each head: its values may hold a NaN or infinity. Places
-// of tokens that are not held are 0.
+// ascending order, those of sinks in f16, and a checksum (XXH3, 64 bits) of all that. A block is its bytes as they lie
+// in memory, the same on every instruction set, KV head by KV head, then a byte for each head: its values may hold a
+// NaN or infinity. Places of tokens that are not held are 0.
 #include <fmt/format.h>
 
 #include <array>
 #include <bit>
 #include <cstring>
+#include <optional>
 
 // The library's whole code, inlined here: no symbol of it is shared with the host.
 #define XXH_INLINE_ALL
@@ -29,7 +30,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "saved caches are little-endian");
 
 constexpr std::uint64_t kMagic = 0x45484341434C4831;  // "1HLCACHE"
-constexpr std::uint64_t kVersion = 2;
+constexpr std::uint64_t kVersion = 3;
 constexpr auto kBlock = static_cast<std::int64_t>(kernels::kBlockTokens);
 
 enum Word : std::size_t {
@@ -50,6 +51,7 @@ enum Word : std::size_t {
     hadamard,
     centre,
     rotaries,
+    f16_sinks,
     word_count,
 };
 /// Those that a cache and what it is restored from must have in common, from kv_heads on.
@@ -69,7 +71,8 @@ constexpr std::array<const char*, word_count> kNames{"",
                                                      "max_chunk",
                                                      "hadamard_keys",
                                                      "key_centre",
-                                                     "the number of rotary descriptions"};
+                                                     "the number of rotary descriptions",
+                                                     "f16_sinks"};
 
 using Words = std::array<std::uint64_t, word_count>;
 using Layer = KvCache::Impl::Layer;
@@ -116,6 +119,7 @@ Words words_of(const KvCache::Impl& cache) noexcept {
     words[hadamard] = cache.transform->hadamard ? 1 : 0;
     words[centre] = cache.transform->centre.size();
     words[rotaries] = cache.rotaries->size();
+    words[f16_sinks] = cache.with_f16_sinks ? 1 : 0;
     return words;
 }
 
@@ -156,11 +160,18 @@ constexpr std::size_t kLayerWords = 2;
 
 std::size_t all_bytes(const KvCache::Impl& cache, std::span<const Layer> held, std::size_t attachment) noexcept {
     std::size_t blocks = 0;
-    for (const Layer& layer : held)
-        blocks = saturating_sum(blocks, static_cast<std::size_t>(HeldBlocks(layer).count()));
-    return saturating_sum(sizeof(Words) + constant_bytes_of(cache) + held.size() * kLayerWords * sizeof(std::uint64_t) +
-                              sizeof(std::uint64_t),
-                          saturating_sum(attachment, saturating_product(blocks, cache.pool->block_bytes())));
+    std::size_t sink_blocks = 0;
+    for (const Layer& layer : held) {
+        const HeldBlocks of_layer(layer);
+        blocks = saturating_sum(blocks, static_cast<std::size_t>(of_layer.count()));
+        if (layer.own_sinks >= 0) sink_blocks += static_cast<std::size_t>(of_layer.sinks);
+    }
+    const std::size_t f16_bytes =
+        cache.f16_sinks == nullptr ? 0 : saturating_product(sink_blocks, cache.f16_sinks->pool->block_bytes());
+    return saturating_sum(
+        sizeof(Words) + constant_bytes_of(cache) + held.size() * kLayerWords * sizeof(std::uint64_t) +
+            sizeof(std::uint64_t),
+        saturating_sum(attachment, saturating_sum(f16_bytes, saturating_product(blocks, cache.pool->block_bytes()))));
 }
 
 /// Hands bytes on and sums them up.
@@ -176,26 +187,10 @@ class Checksum {
     XXH3_state_t state_;
 };
 
-template <class Write>
-void write_all(const KvCache::Impl& cache, std::span<const std::byte> attachment, const Write& write) {
-    const BlockPool::Impl& pool = cache.pool->impl();
-    const kernels::BlockLayout layout = pool.layout();
-    const auto heads = static_cast<std::size_t>(pool.shape().kv_heads);
-    Checksum checksum;
-    const auto put = [&](std::span<const std::byte> bytes) {
-        checksum.add(bytes);
-        write(bytes);
-    };
-    Words words = words_of(cache);
-    words[total_bytes] = all_bytes(cache, cache.layers, attachment.size());
-    words[attachment_bytes] = attachment.size();
-    put(std::as_bytes(std::span(words)));
-    put(constants_of(cache));
-    for (const Layer& layer : cache.layers) {
-        const std::uint64_t both[kLayerWords] = {word(layer.window), word(layer.held_from)};
-        put(std::as_bytes(std::span(both)));
-    }
-    put(attachment);
+template <class Put>
+void write_blocks(const KvCache::Impl& cache, const Put& put) {
+    const kernels::BlockLayout layout = cache.pool->impl().layout();
+    const auto heads = static_cast<std::size_t>(cache.pool->shape().kv_heads);
     std::vector<std::byte> copy;
     for (const Layer& layer : cache.layers) {
         for_blocks(layer, [&](std::int64_t b) {
@@ -225,6 +220,27 @@ void write_all(const KvCache::Impl& cache, std::span<const std::byte> attachment
             }
         });
     }
+}
+
+template <class Write>
+void write_all(const KvCache::Impl& cache, std::span<const std::byte> attachment, const Write& write) {
+    Checksum checksum;
+    const auto put = [&](std::span<const std::byte> bytes) {
+        checksum.add(bytes);
+        write(bytes);
+    };
+    Words words = words_of(cache);
+    words[total_bytes] = all_bytes(cache, cache.layers, attachment.size());
+    words[attachment_bytes] = attachment.size();
+    put(std::as_bytes(std::span(words)));
+    put(constants_of(cache));
+    for (const Layer& layer : cache.layers) {
+        const std::uint64_t both[kLayerWords] = {word(layer.window), word(layer.held_from)};
+        put(std::as_bytes(std::span(both)));
+    }
+    put(attachment);
+    write_blocks(cache, put);
+    if (cache.f16_sinks != nullptr) write_blocks(*cache.f16_sinks, put);
     const std::uint64_t sum = checksum.value();
     write(std::as_bytes(std::span(&sum, 1)));
 }
@@ -246,6 +262,7 @@ class NewLayers {
             Layer& fresh = layers.emplace_back();
             fresh.sinks = layer.sinks;
             fresh.window = layer.window;
+            fresh.own_sinks = layer.own_sinks;
             fresh.blocks = BlockTable(layer.forgets() ? blocks_for(layer.sinks) : 0);
         }
     }
@@ -257,6 +274,39 @@ class NewLayers {
     NewLayers(const NewLayers&) = delete;
     NewLayers& operator=(const NewLayers&) = delete;
 
+    /// Takes the blocks that the layers' lengths need.
+    void take_blocks() {
+        std::size_t needed = 0;
+        for (Layer& layer : layers) {
+            needed += static_cast<std::size_t>(HeldBlocks(layer).count());
+            layer.blocks.reserve_for(blocks_for(layer.length), layer.held_from / kBlock);
+        }
+        std::vector<Block> taken(needed);
+        pool_.take(taken);
+        auto next = taken.begin();
+        for (Layer& layer : layers) {
+            for_blocks(layer, [&](std::int64_t b) noexcept {
+                if (b > layer.blocks.end()) layer.blocks.skip_to(b);
+                layer.blocks.push_back(*next++);
+            });
+        }
+    }
+    /// Fills them.
+    template <class Get>
+    void read_blocks(const Get& get) {
+        const auto heads = static_cast<std::size_t>(pool_.shape().kv_heads);
+        for (Layer& layer : layers) {
+            for_blocks(layer, [&](std::int64_t b) {
+                const Block& block = layer.blocks[b];
+                for (std::size_t h = 0; h < heads; ++h) {
+                    get({block.keys(h), pool_.layout().values_offset()});
+                    get({block.values(h), pool_.layout().value_bytes()});
+                    block.nonfinite(h) = holds_nonfinite(pool_.layout(), block.values(h)) ? 1 : 0;
+                }
+            });
+        }
+    }
+
     std::vector<Layer> layers;
 
   private:
@@ -267,7 +317,6 @@ class NewLayers {
 template <class Read>
 std::vector<std::byte> read_all(KvCache::Impl& cache, const std::string& name, std::uint64_t size, const Read& read) {
     const auto bad = [&](const std::string& what) { return BadFile(fmt::format("{}: {}", name, what)); };
-    BlockPool::Impl& pool = cache.pool->impl();
     Checksum checksum;
     const auto get = [&](std::span<std::byte> bytes) {
         read(bytes);
@@ -303,7 +352,8 @@ std::vector<std::byte> read_all(KvCache::Impl& cache, const std::string& name, s
     }
 
     NewLayers fresh(cache);
-    std::size_t needed = 0;
+    std::optional<NewLayers> sinks;
+    if (cache.f16_sinks != nullptr) sinks.emplace(*cache.f16_sinks);
     for (Layer& layer : fresh.layers) {
         std::uint64_t both[kLayerWords] = {};
         get(std::as_writable_bytes(std::span(both)));
@@ -319,40 +369,26 @@ std::vector<std::byte> read_all(KvCache::Impl& cache, const std::string& name, s
             throw bad(fmt::format("holds positions from {} on; allowed: {} to {}", both[1], least, most));
         }
         layer.held_from = static_cast<std::int64_t>(both[1]);
-        needed = saturating_sum(needed, static_cast<std::size_t>(HeldBlocks(layer).count()));
+        if (layer.own_sinks >= 0) {
+            sinks->layers[static_cast<std::size_t>(layer.own_sinks)].length = std::min(layer.length, layer.sinks);
+        }
     }
     const std::size_t described = all_bytes(cache, fresh.layers, words[attachment_bytes]);
     if (described != size) throw bad(fmt::format("has {} bytes; what it describes has {}", size, described));
     std::vector<std::byte> attachment(words[attachment_bytes]);
     get(attachment);
 
-    std::vector<Block> taken(needed);
-    for (Layer& layer : fresh.layers) layer.blocks.reserve_for(blocks_for(layer.length), layer.held_from / kBlock);
-    pool.take(taken);
-    auto next = taken.begin();
-    for (Layer& layer : fresh.layers) {
-        for_blocks(layer, [&](std::int64_t b) noexcept {
-            if (b > layer.blocks.end()) layer.blocks.skip_to(b);
-            layer.blocks.push_back(*next++);
-        });
-    }
-    const auto heads = static_cast<std::size_t>(pool.shape().kv_heads);
-    for (Layer& layer : fresh.layers) {
-        for_blocks(layer, [&](std::int64_t b) {
-            const Block& block = layer.blocks[b];
-            for (std::size_t h = 0; h < heads; ++h) {
-                get({block.keys(h), pool.layout().values_offset()});
-                get({block.values(h), pool.layout().value_bytes()});
-                block.nonfinite(h) = holds_nonfinite(pool.layout(), block.values(h)) ? 1 : 0;
-            }
-        });
-    }
+    fresh.take_blocks();
+    if (sinks) sinks->take_blocks();
+    fresh.read_blocks(get);
+    if (sinks) sinks->read_blocks(get);
     std::uint64_t sum = 0;
     read(std::as_writable_bytes(std::span(&sum, 1)));
     if (sum != checksum.value()) throw bad("its checksum is not that of its contents; it was damaged");
 
     cache.reset();
     cache.layers.swap(fresh.layers);
+    if (sinks) cache.f16_sinks->layers.swap(sinks->layers);
     return attachment;
 }
 

@@ -407,6 +407,12 @@ class BenchTest : public CommandLine {
         std::ofstream(path, std::ios::binary) << text;
         return path;
     }
+    /// A stand-in for gnuplot, and how a shell finds it.
+    std::string with_gnuplot(const std::string& script) const {
+        std::filesystem::create_directory(folder_ / "bin");
+        std::filesystem::permissions(write("bin/gnuplot", script), std::filesystem::perms::owner_all);
+        return "PATH='" + (folder_ / "bin").string() + "':\"$PATH\"";
+    }
     std::string write_report(const std::vector<ordered_json>& rows) const {
         return write("base.json", format_report(tools::Format::json, {}, rows));
     }
@@ -730,7 +736,7 @@ TEST_F(BenchTest, BadCalls) {
     expect_bad_call("bench linear --shape 1x2x3,", {"--shape holds ''"});
     expect_bad_call("bench linear --weights int2", {"--weights", "int2", "f32, f16, bf16, int8 and int4"});
     expect_bad_call("bench linear --weights f32,", {"--weights"});
-    expect_bad_call("bench linear --plot /nowhere/a.svg", {"--plot /nowhere/a.svg"});
+    expect_bad_call("bench linear --plot /nowhere/a.svg", {"--plot /nowhere/a.svg"}, with_gnuplot("#!/bin/sh\n"));
     expect_bad_call("bench model -p 8 -n 4", {"-n", "-d"});
     expect_bad_call(a + "-b 65536 -d 1-1000", {"sequences"});
     expect_bad_call(a + "-d 1-1000 -t 1-1000 --heads 1 --kv-heads 1 --head-dim 1 --layers 1", {"1000000 rows"});
@@ -763,11 +769,7 @@ TEST_F(BenchTest, Plot) {
         EXPECT_EQ(result.err, "");
         return contents((folder_ / name).string());
     };
-    // a stand-in that shows the program it was given
-    std::filesystem::create_directory(folder_ / "bin");
-    const std::string stand_in = write("bin/gnuplot", "#!/bin/sh\ncat \"$1\"\n");
-    std::filesystem::permissions(stand_in, std::filesystem::perms::owner_all);
-    const std::string path = "PATH='" + (folder_ / "bin").string() + "':\"$PATH\"";
+    const std::string path = with_gnuplot("#!/bin/sh\ncat \"$1\"\n");  // shows the program it was given
     EXPECT_NE(draw("plot.svg", path).find("set terminal svg"), std::string::npos);
     EXPECT_NE(draw("plot.png", path).find("set terminal pngcairo"), std::string::npos);
     // neither gnuplot nor a shell takes the name for more than a name

@@ -45,6 +45,7 @@ struct Kind {
     std::int64_t sinks;
     std::int64_t max_chunk;
     std::vector<std::int64_t> windows;
+    bool f16_sinks = false;  ///< of caches of codes
 };
 
 const std::vector<Kind>& kinds() {
@@ -52,7 +53,9 @@ const std::vector<Kind>& kinds() {
                                        {"plain with sinks", 400, false, 5, 512, {}},
                                        {"ring", 90, true, 0, 40, {}},
                                        {"ring with sinks", 150, true, 67, 70, {}},
-                                       {"windows", 400, false, 0, 50, {0, 33}}};
+                                       {"windows", 400, false, 0, 50, {0, 33}},
+                                       {"ring with sinks in f16", 150, true, 67, 70, {}, true},
+                                       {"windows, and sinks in f16", 400, false, 5, 50, {0, 33}, true}};
     return all;
 }
 
@@ -76,6 +79,7 @@ class Walk {
         options_.max_chunk = kind.max_chunk;
         options_.layer_windows = kind.windows;
         options_.rotary = Rotary({.head_dim = rows_.head_dim});
+        options_.f16_sinks = kind.f16_sinks;
         options_.pool = std::make_shared<BlockPool>(options_.shape);
         if (types.keys == KvType::int8 || types.keys == KvType::int4) {
             centre_.assign(static_cast<std::size_t>(rows_.kv_heads * rows_.head_dim), 0.25F);
@@ -282,9 +286,10 @@ class Walk {
 TEST(LifeCycleTest, RandomOperationsAgainstAListOfTokens) {
     const std::uint64_t seed = seed_or(20261130);
     SCOPED_TRACE("HEADLONG_SEED=" + std::to_string(seed));
-    const int operations = emulated() ? 150 : 2000;  // of each of five kinds: 10,000 of every type
+    const int operations = emulated() ? 150 : 2000;  // of each of five kinds and more: 10,000 of every type
     for (const TypesCase& types : all_kv_types()) {
         for (const Kind& kind : kinds()) {
+            if (kind.f16_sinks && !types.has_codes()) continue;
             SCOPED_TRACE(types.name() + ", " + kind.name);
             Walk(kind, types.types, seed).run(operations);
             if (HasFatalFailure()) return;
@@ -574,6 +579,7 @@ TEST(LifeCycleTest, SavedCachesGoOnWithTheSameBits) {
     for (const TypesCase& types : all_kv_types()) {
         SCOPED_TRACE(types.name());
         Filled filled(types.types, 77);
+        filled.options.f16_sinks = types.has_codes();
         filled.options.capacity = 60;
         filled.options.ring = true;
         filled.options.sink_tokens = 3;
@@ -631,8 +637,8 @@ TEST(LifeCycleTest, DamagedAndForeignCachesAreRefusedAndNothingChanges) {
         damaged[at] ^= static_cast<std::byte>(1U << static_cast<unsigned>(random.integer(0, 7)));
         refused(damaged);
     }
-    for (const std::size_t size :
-         {std::size_t{0}, std::size_t{8}, std::size_t{100}, std::size_t{152}, std::size_t{200}, bytes.size() - 1}) {
+    for (const std::size_t size : {std::size_t{0}, std::size_t{8}, std::size_t{100}, std::size_t{152}, std::size_t{160},
+                                   std::size_t{200}, bytes.size() - 1}) {
         refused({bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(size)});
     }
     std::vector<std::byte> longer = bytes;
@@ -640,7 +646,7 @@ TEST(LifeCycleTest, DamagedAndForeignCachesAreRefusedAndNothingChanges) {
     refused(longer);
     std::vector<std::byte> version = bytes;
     version[8] = std::byte{9};
-    EXPECT_NE(refused(version).find("version 9; this library reads version 2"), std::string::npos);
+    EXPECT_NE(refused(version).find("version 9; this library reads version 3"), std::string::npos);
     EXPECT_TRUE(same(filled.rows.attend(*filled.context, cache, filled.tokens, 1, 0), before));
     // lies that the checksum does not give away: it comes last, and is that of what is there
     const auto lie = [&](std::size_t word, std::uint64_t value, const char* named) {
@@ -658,9 +664,9 @@ TEST(LifeCycleTest, DamagedAndForeignCachesAreRefusedAndNothingChanges) {
     for (const std::uint64_t attached : {std::uint64_t{1}, ~std::uint64_t{0}, ~std::uint64_t{0} - bytes.size()}) {
         lie(4, attached, "what it describes has");
     }
-    // behind 17 words, 3 of the rotary description and its 4 frequencies: the window, and the first position held
-    lie(17 + 3 + 4, 7, "windows");
-    lie(17 + 3 + 5, 1, "holds positions from 1 on; allowed: 0 to 0");
+    // behind 18 words, 3 of the rotary description and its 4 frequencies: the window, and the first position held
+    lie(18 + 3 + 4, 7, "windows");
+    lie(18 + 3 + 5, 1, "holds positions from 1 on; allowed: 0 to 0");
 
     const auto foreign = [&](const char* named, const auto& change) {
         KvCacheOptions options = filled.options;
@@ -673,6 +679,10 @@ TEST(LifeCycleTest, DamagedAndForeignCachesAreRefusedAndNothingChanges) {
     foreign("value_type", [](KvCacheOptions& o) { o.shape.value_type = KvType::f32; });
     foreign("layers", [](KvCacheOptions& o) { o.layers = 2; });
     foreign("sink_tokens", [](KvCacheOptions& o) { o.sink_tokens = 4; });
+    foreign("sink_tokens", [](KvCacheOptions& o) {
+        o.sink_tokens = 4;
+        o.f16_sinks = true;
+    });
     foreign("hadamard_keys", [](KvCacheOptions& o) { o.hadamard_keys = true; });
     foreign("rotary descriptions", [](KvCacheOptions& o) { o.rotary.reset(); });
     foreign("rotary descriptions", [](KvCacheOptions& o) { o.rotary = Rotary({.head_dim = 8, .theta = 9.0}); });

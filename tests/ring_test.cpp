@@ -28,8 +28,11 @@ struct Ring {
     std::int64_t capacity;
     std::int64_t sinks;
     std::int64_t max_chunk = 512;
+    bool f16_sinks = false;
 
-    std::string name() const { return std::to_string(capacity) + " with " + std::to_string(sinks) + " sinks"; }
+    std::string name() const {
+        return std::to_string(capacity) + " with " + std::to_string(sinks) + " sinks" + (f16_sinks ? " in f16" : "");
+    }
     KvCacheOptions options(const TokenRows& rows, const KvTypes& types) const {
         KvCacheOptions options;
         options.shape = rows.shape(types);
@@ -37,6 +40,7 @@ struct Ring {
         options.ring = true;
         options.sink_tokens = sinks;
         options.max_chunk = max_chunk;
+        options.f16_sinks = f16_sinks;
         return options;
     }
     bool resident(std::int64_t position, std::int64_t tokens) const {
@@ -90,7 +94,16 @@ KvCache copy_of_resident(Context& context, const TokenRows& rows, const Ring& ri
 }
 
 const std::vector<Ring>& rings() {
-    static const std::vector<Ring> all{{1, 0}, {2, 1}, {5, 0}, {64, 4}, {100, 0}, {130, 67}, {577, 4}, {1100, 530, 96}};
+    static const std::vector<Ring> all{{1, 0},
+                                       {2, 1},
+                                       {5, 0},
+                                       {64, 4},
+                                       {100, 0},
+                                       {130, 67},
+                                       {577, 4},
+                                       {1100, 530, 96},
+                                       {64, 4, 512, true},
+                                       {1100, 530, 96, true}};
     return all;
 }
 
@@ -104,6 +117,7 @@ TEST(RingTest, SameBitsAsACacheOfTheResidentRowsAtEveryStepAroundEachWrap) {
             SCOPED_TRACE(types.name());
             for (const Ring& ring : rings()) {
                 if (emulated() && ring.capacity > 200) continue;
+                if (ring.f16_sinks && !types.has_codes()) continue;
                 SCOPED_TRACE(ring.name());
                 KvCacheOptions options = ring.options(rows, types.types);
                 options.rotary = Rotary({.head_dim = rows.head_dim});
@@ -139,8 +153,9 @@ TEST(RingTest, AChunkGivesItsQueriesWhatSingleStepsDo) {
         const auto context = make_context(isa, 2);
         for (const TypesCase& types : all_kv_types()) {
             SCOPED_TRACE(types.name());
-            for (const Ring& ring : {Ring{100, 4}, Ring{37, 0}, Ring{700, 70}}) {
+            for (const Ring& ring : {Ring{100, 4}, Ring{37, 0}, Ring{700, 70}, Ring{100, 4, 512, true}}) {
                 if (emulated() && ring.capacity > 200) continue;
+                if (ring.f16_sinks && !types.has_codes()) continue;
                 SCOPED_TRACE(ring.name());
                 KvCacheOptions options = ring.options(rows, types.types);
                 options.rotary = Rotary({.head_dim = rows.head_dim});
@@ -169,6 +184,167 @@ TEST(RingTest, AChunkGivesItsQueriesWhatSingleStepsDo) {
             }
         }
     }
+}
+
+/// Centred and turned where keys are codes.
+KvCacheOptions transformed(KvCacheOptions options, const TypesCase& types, const std::vector<float>& centre) {
+    if (types.types.keys < KvType::int8) return options;
+    options.key_centre = centre;
+    options.hadamard_keys = true;
+    return options;
+}
+
+TEST(RingTest, SinksInF16HaveTheBitsOfAnF16Cache) {
+    TokenRows rows;
+    const std::vector<float> centre(static_cast<std::size_t>(rows.kv_heads * rows.head_dim), 0.25F);
+    const std::int64_t sinks = 600;  // of two spans
+    HEADLONG_FOR_EACH_ISA(isa) {
+        if (left_to_native_tests(isa)) continue;
+        const auto context = make_context(isa, 2);
+        for (const TypesCase& types : all_kv_types()) {
+            if (!types.has_codes()) continue;
+            for (const bool rotates : {false, true}) {
+                SCOPED_TRACE(types.name() + (rotates ? ", rotary" : ""));
+                const Ring ring{700, sinks, 700};
+                KvCacheOptions plain = ring.options(rows, {KvType::f16, KvType::f16});
+                if (rotates) plain.rotary = Rotary({.head_dim = rows.head_dim});
+                KvCacheOptions options = transformed(plain, types, centre);
+                options.shape = rows.shape(types.types);
+                options.f16_sinks = true;
+                const Tokens tokens = tokens_up_to(700);
+                KvCache cache(options);
+                KvCache halves(plain);
+                for (const std::size_t length : {1U, 17U, 130U, 600U}) {  // sinks, all of them
+                    const auto held = static_cast<std::size_t>(cache.length());
+                    rows.append(*context, cache, tokens, held, length - held, 0);
+                    rows.append(*context, halves, tokens, held, length - held, 0);
+                    const Tokens seen = head_of(tokens, length);
+                    const std::size_t queries = std::min<std::size_t>(length, 30);  // 60 rows are widened first
+                    ASSERT_TRUE(same(rows.attend(*context, cache, seen, queries, 0),
+                                     rows.attend(*context, halves, seen, queries, 0)))
+                        << length;
+                }
+                // and what lies behind them is what it would be without
+                options.f16_sinks = false;
+                KvCache codes(options);
+                rows.append(*context, codes, tokens, 0, 700, 0);
+                rows.append(*context, cache, tokens, 600, 100, 0);
+                std::vector<float> key[3];
+                std::vector<float> value[3];
+                const KvCache* const caches[] = {&cache, &halves, &codes};
+                for (std::size_t i = 0; i < 3; ++i) {
+                    const std::int64_t n = caches[i]->length();
+                    key[i].resize(static_cast<std::size_t>(rows.kv_heads * n * rows.head_dim));
+                    value[i].resize(static_cast<std::size_t>(rows.kv_heads * n * rows.value_dim));
+                    caches[i]->read_back(0, 0, OutputTensor<3>::dense(key[i].data(), {rows.kv_heads, n, rows.head_dim}),
+                                         OutputTensor<3>::dense(value[i].data(), {rows.kv_heads, n, rows.value_dim}));
+                }
+                for (std::int64_t head = 0; head < rows.kv_heads; ++head) {
+                    for (std::int64_t t = 0; t < 700; ++t) {
+                        const std::size_t like = t < sinks ? 1 : 2;
+                        const std::int64_t n = like == 1 ? sinks : 700;
+                        const auto row = [&](const std::vector<float>& x, std::int64_t of, std::int64_t columns) {
+                            return x.data() + (head * of + t) * columns;
+                        };
+                        ASSERT_EQ(std::memcmp(row(key[0], 700, rows.head_dim), row(key[like], n, rows.head_dim),
+                                              static_cast<std::size_t>(rows.head_dim) * sizeof(float)),
+                                  0);
+                        ASSERT_EQ(std::memcmp(row(value[0], 700, rows.value_dim), row(value[like], n, rows.value_dim),
+                                              static_cast<std::size_t>(rows.value_dim) * sizeof(float)),
+                                  0);
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST(RingTest, SinksInF16AndCodesJoinAsTheirPartsDo) {
+    TokenRows rows;
+    const std::vector<float> centre(static_cast<std::size_t>(rows.kv_heads * rows.head_dim), 0.25F);
+    const std::size_t sinks = 64;  // so that the others keep their places in blocks
+    const std::size_t all = 900;
+    HEADLONG_FOR_EACH_ISA(isa) {
+        if (left_to_native_tests(isa)) continue;
+        const auto context = make_context(isa, 3);
+        for (const TypesCase& types : all_kv_types()) {
+            if (!types.has_codes()) continue;
+            SCOPED_TRACE(types.name());
+            const Tokens tokens = tokens_up_to(all);
+            KvCacheOptions options;
+            options.shape = rows.shape({KvType::f16, KvType::f16});
+            KvCache first(options);
+            rows.append(*context, first, tokens, 0, sinks, 0);
+            options = transformed(options, types, centre);
+            options.shape = rows.shape(types.types);
+            KvCache others(options);
+            rows.append(*context, others, tokens, sinks, all - sinks, 0);
+            options.sink_tokens = static_cast<std::int64_t>(sinks);
+            options.f16_sinks = true;
+            KvCache both(options);
+            rows.append(*context, both, tokens, 0, all, 0);
+
+            const std::size_t columns = static_cast<std::size_t>(rows.heads());
+            const auto dim = static_cast<std::size_t>(rows.value_dim);
+            const std::vector<float> parts[] = {rows.attend(*context, first, tokens, 1, 0),
+                                                rows.attend(*context, others, tokens, 1, 0)};
+            const std::vector<float> out = rows.attend(*context, both, tokens, 1, 0);
+            for (std::size_t h = 0; h < columns; ++h) {
+                const double lse[] = {static_cast<double>(parts[0][columns * dim + h]),
+                                      static_cast<double>(parts[1][columns * dim + h])};
+                const double sum = std::exp(lse[0]) + std::exp(lse[1]);
+                EXPECT_NEAR(static_cast<double>(out[columns * dim + h]), std::log(sum), 2e-5);
+                for (std::size_t c = 0; c < dim; ++c) {
+                    const double expected = (std::exp(lse[0]) * static_cast<double>(parts[0][h * dim + c]) +
+                                             std::exp(lse[1]) * static_cast<double>(parts[1][h * dim + c])) /
+                                            sum;
+                    EXPECT_NEAR(static_cast<double>(out[h * dim + c]), expected, 5e-5);
+                }
+            }
+        }
+    }
+}
+
+TEST(RingTest, SinksInF16AreCountedAndRefusedWhereThereAreNone) {
+    TokenRows rows;
+    const auto context = make_context(available_isas().back(), 1);
+    KvCacheOptions options = Ring{300, 70, 100, true}.options(rows, {KvType::int8, KvType::int8});
+    options.layers = 2;
+    const std::int64_t windows[] = {0, 50};  // the second one sees no sinks
+    options.layer_windows = windows;
+    const std::size_t block = BlockPool(rows.shape({KvType::f16, KvType::f16})).block_bytes();
+    KvCache cache(options);
+    const Tokens tokens = tokens_up_to(1000);
+    cache.reserve(80);
+    const std::size_t reserved = cache.pool()->reserved_bytes();
+    for (std::size_t t = 0; t < 80; t += 40) {
+        for (std::size_t layer = 0; layer < 2; ++layer) rows.append(*context, cache, tokens, t, 40, layer);
+    }
+    EXPECT_EQ(cache.pool()->reserved_bytes(), reserved) << "what was reserved did not do";
+    KvCacheOptions codes = options;
+    codes.f16_sinks = false;
+    KvCache without(codes);
+    for (std::size_t t = 0; t < 1000; t += 40) {
+        for (std::size_t layer = 0; layer < 2; ++layer) {
+            if (t >= 80) rows.append(*context, cache, tokens, t, 40, layer);
+            rows.append(*context, without, tokens, t, 40, layer);
+        }
+    }
+    EXPECT_EQ(cache.used_bytes(), without.used_bytes() + 70 * block / 64);
+    EXPECT_EQ(KvCache::estimate_bytes(options, 1000), KvCache::estimate_bytes(codes, 1000) + 2 * block);
+    EXPECT_LE(cache.reserved_bytes(), KvCache::estimate_bytes(options, 1000));
+    EXPECT_TRUE(cache.f16_sinks());
+    cache.reset();
+    EXPECT_EQ(cache.pool()->used_bytes(), 0U);
+
+    options.layer_windows = {};
+    options.shape = rows.shape({KvType::f32, KvType::bf16});
+    EXPECT_NE(refusal([&] { KvCache refused(options); }).find("keys are f32 and values bf16; one must be int8 or int4"),
+              std::string::npos);
+    options.shape = rows.shape({KvType::int4, KvType::f16});
+    options.sink_tokens = 0;
+    EXPECT_NE(refusal([&] { KvCache refused(options); }).find("sink_tokens is 0; it must be at least 1"),
+              std::string::npos);
 }
 
 TEST(RingTest, BeforeItForgetsItIsACacheOfTheSameSinkTokens) {

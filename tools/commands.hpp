@@ -54,6 +54,7 @@ struct GenerateArguments {
     std::size_t threads = 0;  ///< 0 = as many as this process may use
     std::int64_t window = 0;  ///< of a ring cache; 0 = none
     std::int64_t sink_tokens = 0;
+    bool f16_sinks = false;  ///< they are stored in f16
     std::string save_cache;  ///< a file to write at the end; empty = none
     std::string load_cache;  ///< a file to go on from; empty = none
     bool json = false;
@@ -67,6 +68,7 @@ struct PerplexityArguments {
     std::string kv = "f32";          ///< types of caches; f32 is always computed, to compare with
     std::int64_t window = 0;         ///< of a ring cache; 0 = windows of 512 tokens, each on its own
     std::int64_t sink_tokens = 0;
+    bool f16_sinks = false;   ///< they are stored in f16
     std::string isa;          ///< a name; empty = the context's choice
     std::size_t threads = 0;  ///< 0 = as many as this process may use
     bool json = false;

@@ -79,8 +79,11 @@ std::string read_prompt(const std::string& path) {
 /// nothing yet, are computed first when it goes on.
 Generation generate_with_files(Context& context, const Model& model, const std::string& prompt,
                                const GenerateOptions& options, const GenerateArguments& arguments) {
-    KvCache cache(options.window > 0 ? model.ring_options(options.window, options.sink_tokens, options.kv)
-                                     : model.cache_options(options.kv));
+    KvCacheOptions cache_options = options.window > 0
+                                       ? model.ring_options(options.window, options.sink_tokens, options.kv)
+                                       : model.cache_options(options.kv);
+    cache_options.f16_sinks = options.f16_sinks;
+    KvCache cache(cache_options);
     std::vector<std::int32_t> tokens;  // of the whole text
     if (!arguments.load_cache.empty()) {
         const std::vector<std::byte> attached = cache.restore(arguments.load_cache);
@@ -131,6 +134,7 @@ int run_generate(const GenerateArguments& arguments) {
     options.kv = types;
     options.window = arguments.window;
     options.sink_tokens = arguments.sink_tokens;
+    options.f16_sinks = arguments.f16_sinks;
     options.max_tokens = arguments.max_tokens;
     options.sampling = arguments.sampling;
     options.ignore_eos = arguments.ignore_eos;

@@ -156,6 +156,12 @@ void add_ring(CLI::App* command, Arguments& arguments) {
         ->needs(window);
 }
 
+template <class Arguments>
+void add_f16_sinks(CLI::App* command, Arguments& arguments) {
+    command->add_flag("--f16-sinks", arguments.f16_sinks, "Sink tokens are stored in f16, in a cache of int8 or int4")
+        ->needs("--sink-tokens");
+}
+
 void add_kv(CLI::App* command, std::string& types, const char* description) {
     command->add_option("--kv", types, description)->type_name("K[:V]")->capture_default_str();
 }
@@ -218,6 +224,7 @@ void add_generate(CLI::App& app, Chosen& chosen) {
                      "How linear layers store their weights: f32, f16, bf16, int8, int4; as the file does if not given")
         ->type_name("TYPE");
     add_ring(command, *generate);
+    add_f16_sinks(command, *generate);
     command->add_option("--load-cache", generate->load_cache, "Go on from where a saved cache ends")->type_name("F");
     command->add_option("--save-cache", generate->save_cache, "Save the cache to this file at the end")->type_name("F");
     add_isa_and_threads(command, *generate);
@@ -238,6 +245,7 @@ void add_perplexity(CLI::App& app, Chosen& chosen) {
         ->type_name("TYPES")
         ->capture_default_str();
     add_ring(command, *perplexity);
+    add_f16_sinks(command, *perplexity);
     add_isa_and_threads(command, *perplexity);
     command->add_flag("--json", perplexity->json, "Print JSON");
     choose(command, perplexity, run_perplexity, chosen);

@@ -51,8 +51,10 @@ class Reader {
 
     Loss read(const std::vector<std::int32_t>& text, const KvTypes& types) {
         const bool ring = arguments_.window > 0;
-        KvCache cache(ring ? model_.ring_options(arguments_.window, arguments_.sink_tokens, types)
-                           : model_.cache_options(types, std::min(kWindow, model_.info().max_positions)));
+        KvCacheOptions options = ring ? model_.ring_options(arguments_.window, arguments_.sink_tokens, types)
+                                      : model_.cache_options(types, std::min(kWindow, model_.info().max_positions));
+        options.f16_sinks = arguments_.f16_sinks && !(types == KvTypes{});  // what is compared with is all of f32
+        KvCache cache(options);
         const std::int64_t window =
             ring ? static_cast<std::int64_t>(text.size()) : std::min(kWindow, model_.info().max_positions);
         Loss loss;
@@ -125,13 +127,14 @@ int run_perplexity(const PerplexityArguments& arguments) {
     json["window"] = arguments.window > 0 ? arguments.window : std::min(kWindow, model.info().max_positions);
     json["ring"] = arguments.window > 0;
     json["sink_tokens"] = arguments.sink_tokens;
+    json["f16_sinks"] = arguments.f16_sinks;
     json["isa"] = to_string(context.isa());
     json["rows"] = nlohmann::ordered_json::array();
     if (!arguments.json) {
         fmt::print("{} tokens, {}\n\n", tokens.size(),
                    arguments.window > 0
-                       ? fmt::format("one pass through a ring of {} with {} sink tokens", arguments.window,
-                                     arguments.sink_tokens)
+                       ? fmt::format("one pass through a ring of {} with {} sink tokens{}", arguments.window,
+                                     arguments.sink_tokens, arguments.f16_sinks ? " in f16" : "")
                        : fmt::format("windows of {} without overlap", json["window"].get<std::int64_t>()));
         fmt::print("| cache     | loss, nats a token | perplexity | against f32 |\n");
         fmt::print("|-----------|-------------------:|-----------:|------------:|\n");

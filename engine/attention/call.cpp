@@ -360,16 +360,26 @@ void check_plain_layer(const char* name, const KvCache& cache, std::size_t index
                     name, index));
 }
 
+namespace {
+
+CachedRows cached_rows(const KvCache::Impl& cache, const KvCache::Impl::Layer& layer) noexcept {
+    const KvShape& shape = cache.pool->shape();
+    return {.blocks = &layer.blocks,
+            .key_type = stored_type(shape.key_type),
+            .value_type = stored_type(shape.value_type),
+            .transform = cache.transform->changes_keys() ? cache.transform.get() : nullptr};
+}
+
+}  // namespace
+
 void set_blocks(const KvCache& cache, std::size_t layer, Sequence& sequence) {
     const KvCache::Impl::Layer& held = cache.impl().layer(layer);
-    sequence.blocks = &held.blocks;
     sequence.sinks = held.sinks;
     sequence.window = held.window;
     sequence.last_place = cache.impl().last_place();
-    sequence.key_type = stored_type(cache.shape().key_type);
-    sequence.value_type = stored_type(cache.shape().value_type);
-    const KeyTransform& transform = *cache.impl().transform;
-    if (transform.changes_keys()) sequence.transform = &transform;
+    sequence.cached = cached_rows(cache.impl(), held);
+    const KvCache::Impl::Layer* own = cache.impl().own_sinks(held);
+    sequence.cached_sinks = own != nullptr ? cached_rows(*cache.impl().f16_sinks, *own) : sequence.cached;
 }
 
 void set_cached(const CachedQuery& query, const AttentionOptions& options, std::size_t index, Sequence& sequence) {

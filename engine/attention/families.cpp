@@ -9,8 +9,9 @@ namespace {
 
 /// Whether a sequence may share: its first blocks are all there, and it differs from its like in queries alone.
 bool may_share(const Sequence& sequence) noexcept {
-    if (sequence.blocks == nullptr || sequence.mask.base != nullptr || sequence.positions != nullptr) return false;
-    const bool forgot = sequence.blocks->front() * kBlock > ceil_div(sequence.sinks, kBlock) * kBlock;
+    if (sequence.cached.blocks == nullptr || sequence.mask.base != nullptr || sequence.positions != nullptr)
+        return false;
+    const bool forgot = sequence.cached.blocks->front() * kBlock > ceil_div(sequence.sinks, kBlock) * kBlock;
     return !forgot && sequence.q_len > 0 && sequence.kv_end >= kSpan && sequence.kv_end > sequence.sinks;
 }
 
@@ -19,24 +20,34 @@ bool before(const Sequence& a, const Sequence& b) noexcept {
     const bool shares = may_share(a);
     if (shares != may_share(b)) return shares;
     if (!shares) return false;
-    const Block& first = (*a.blocks)[0];
-    const Block& second = (*b.blocks)[0];
+    const Block& first = (*a.cached.blocks)[0];
+    const Block& second = (*b.cached.blocks)[0];
     if (first.slab != second.slab) return std::less<const Slab*>()(first.slab, second.slab);
     if (first.index != second.index) return first.index < second.index;
     if (a.q_len != b.q_len) return a.q_len < b.q_len;
-    if (a.transform != b.transform) return std::less<const KeyTransform*>()(a.transform, b.transform);
+    const KeyTransform* const of_a = a.cached.transform;
+    const KeyTransform* const of_b = b.cached.transform;
+    if (of_a != of_b) return std::less<const KeyTransform*>()(of_a, of_b);
     if (a.sinks != b.sinks) return a.sinks < b.sinks;
     return a.window < b.window;
 }
 
-/// Keys that all of them have in the same blocks: whole spans.
+/// Of the first `most` blocks, those that both have.
+std::int64_t same_blocks(const BlockTable& a, const BlockTable& b, std::int64_t most) noexcept {
+    std::int64_t same = 0;
+    while (same < most && a[same] == b[same]) ++same;
+    return same;
+}
+
+/// Keys that all of them have in the same blocks: whole spans, and none where they have not all sinks in common.
 std::int64_t shared_keys(std::span<const Sequence> family) noexcept {
+    const Sequence& first = family.front();
+    const std::int64_t of_sinks = ceil_div(first.sinks, kBlock);
     std::int64_t blocks = kForever;
     for (const Sequence& sequence : family) {
-        blocks = std::min({blocks, sequence.kv_end / kBlock, sequence.blocks->end()});
-        for (std::int64_t b = 0; b < blocks; ++b) {
-            if (!((*sequence.blocks)[b] == (*family.front().blocks)[b])) blocks = b;
-        }
+        blocks = std::min({blocks, sequence.kv_end / kBlock, sequence.cached.blocks->end()});
+        blocks = same_blocks(*sequence.cached.blocks, *first.cached.blocks, blocks);
+        if (same_blocks(*sequence.cached_sinks.blocks, *first.cached_sinks.blocks, of_sinks) < of_sinks) return 0;
     }
     return blocks * kBlock / kSpan * kSpan;
 }

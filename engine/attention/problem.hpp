@@ -33,6 +33,16 @@ struct MaskRows {
     std::int64_t first_key = 0;
 };
 
+/// Where a layer's keys and values lie in a cache, and how.
+struct CachedRows {
+    const BlockTable* blocks = nullptr;  ///< null: they do not lie in a cache
+    kernels::StoredType key_type = kernels::StoredType::f32;
+    kernels::StoredType value_type = kernels::StoredType::f32;
+    const KeyTransform* transform = nullptr;  ///< of the keys; null: none
+
+    bool centred() const noexcept { return transform != nullptr && !transform->centre.empty(); }
+};
+
 /// Further than any position.
 inline constexpr std::int64_t kForever = std::numeric_limits<std::int64_t>::max();
 
@@ -52,10 +62,8 @@ struct Sequence {
     std::int64_t sinks = 0;              ///< the keys [0, sinks) are folded on their own, first, ...
     std::int64_t last_place = kForever;  ///< ... and are met by a query at this position at most
     std::int64_t window = kForever;      ///< of the other keys, a query sees the last so many, its own included
-    const BlockTable* blocks = nullptr;  ///< of a cache's layer, of these types, or ...
-    kernels::StoredType key_type = kernels::StoredType::f32;
-    kernels::StoredType value_type = kernels::StoredType::f32;
-    const KeyTransform* transform = nullptr;  ///< of the cache's keys; null: none
+    CachedRows cached;                   ///< of a cache's layer, or ...
+    CachedRows cached_sinks;             ///< the same for its sinks, which may be stored on their own
     std::int64_t family = 1;  ///< sequences, from this one on, that have the keys [0, shared) in the same blocks; 0:
                               ///< an earlier one counts this one
     std::int64_t shared = 0;  ///< whole spans, and all sinks

@@ -69,12 +69,13 @@ Plan::Plan(const Context::Impl& context, const AttentionProblem& p) noexcept
     bool halves = false;
     for (const Sequence& sequence : p.sequences) {
         longest = std::max(longest, sequence.q_len);
-        packs = packs || sequence.blocks == nullptr;
-        if (sequence.blocks != nullptr) {
-            halves = halves || is_half(sequence.key_type) || is_half(sequence.value_type);
-            key_codes = key_codes || kernels::has_codes(sequence.key_type);
-            value_codes = value_codes || kernels::has_codes(sequence.value_type);
-            centred = centred || (sequence.transform != nullptr && !sequence.transform->centre.empty());
+        packs = packs || sequence.cached.blocks == nullptr;
+        for (const CachedRows* cached : {&sequence.cached, &sequence.cached_sinks}) {
+            if (cached->blocks == nullptr) continue;
+            halves = halves || is_half(cached->key_type) || is_half(cached->value_type);
+            key_codes = key_codes || kernels::has_codes(cached->key_type);
+            value_codes = value_codes || kernels::has_codes(cached->value_type);
+            centred = centred || cached->centred();
         }
         masked = masked || sequence.mask.base != nullptr;
     }
@@ -125,7 +126,8 @@ Scratch::Scratch(const Plan& plan, Carver& carver) noexcept {
 void RowBlock::load_query_for(const SpanList& spans, std::int64_t n) const noexcept {
     const bool sinks = is_sink_span(spans[n]);
     if (n > 0 && is_sink_span(spans[n - 1]) == sinks) return;
-    if (n > 0 && sequence_.cosine == nullptr) return;  // the rows are the same
+    const bool apart = sequence_.cached_sinks.blocks != sequence_.cached.blocks;
+    if (n > 0 && sequence_.cosine == nullptr && !apart) return;  // the rows are the same
     load_query(sinks);
 }
 
@@ -146,16 +148,17 @@ void RowBlock::load_query(bool sinks) const noexcept {
                          sinks ? sequence.sink_sine : sequence.sine);
         }
     }
-    if (sequence_.blocks != nullptr && sequence_.transform != nullptr) transform_query();
-    if (sequence_.blocks != nullptr && kernels::has_codes(sequence_.key_type)) {
+    const CachedRows& meets = cached(sinks);
+    if (meets.transform != nullptr) transform_query(*meets.transform);
+    if (kernels::has_codes(meets.key_type)) {
         plan_.kernels.quantise_rows(
             {scratch_.query, depth, rows(), depth, scratch_.query_codes, kernels::code_row_bytes(depth)});
     }
 }
 
-void RowBlock::transform_query() const noexcept {
+void RowBlock::transform_query(const KeyTransform& transform) const noexcept {
     const std::size_t depth = plan_.layout.head_dim;
-    if (const float* centre = sequence_.transform->centre_of(size(kv_head_), depth)) {
+    if (const float* centre = transform.centre_of(size(kv_head_), depth)) {
         for (std::size_t r = 0; r < rows(); ++r) {
             double sum = 0.0;
             for (std::size_t d = 0; d < depth; ++d) {
@@ -164,7 +167,7 @@ void RowBlock::transform_query() const noexcept {
             scratch_.shifts[r] = static_cast<float>(sum);
         }
     }
-    if (sequence_.transform->hadamard) plan_.kernels.hadamard({scratch_.query, depth, rows(), depth});
+    if (transform.hadamard) plan_.kernels.hadamard({scratch_.query, depth, rows(), depth});
 }
 
 void RowBlock::rotate_query(float* rows, const float* cosine, const float* sine) const noexcept {
@@ -248,7 +251,8 @@ RowBlock::SpanBlocks RowBlock::blocks_of(std::int64_t span) const noexcept {
     const std::int64_t span_begin = begin_of(span);
     const Range& seen = is_sink_span(span) ? sinks_ : keys_;
     const Range keys{std::max(seen.begin - span_begin, std::int64_t{0}), std::min(seen.end - span_begin, kSpan)};
-    SpanBlocks blocks = sequence_.blocks != nullptr ? cached_blocks(span, keys) : packed_blocks(span_begin, keys);
+    SpanBlocks blocks =
+        sequence_.cached.blocks != nullptr ? cached_blocks(span, keys) : packed_blocks(span_begin, keys);
     if (static_cast<std::int64_t>(rows()) >= kWideningRows) widen(blocks, keys);
     blocks.ready = true;
     return blocks;
@@ -256,19 +260,23 @@ RowBlock::SpanBlocks RowBlock::blocks_of(std::int64_t span) const noexcept {
 
 RowBlock::SpanBlocks RowBlock::cached_blocks(std::int64_t span, Range keys) const noexcept {
     SpanBlocks blocks;
-    blocks.key_type = sequence_.key_type;
-    blocks.value_type = sequence_.value_type;
+    const CachedRows& rows = cached(is_sink_span(span));
+    blocks.key_type = rows.key_type;
+    blocks.value_type = rows.value_type;
     for (std::int64_t b = keys.begin / kBlock; b * kBlock < keys.end; ++b) {
-        const Block& block = (*sequence_.blocks)[begin_of(span) / kBlock + b];
+        const Block& block = (*rows.blocks)[begin_of(span) / kBlock + b];
         blocks.keys[b] = block.keys(size(kv_head_));
         blocks.values[b] = block.values(size(kv_head_));
         if (block.nonfinite(size(kv_head_)) != 0) blocks.nonfinite |= 1U << static_cast<unsigned>(b);
     }
     blocks.streams = true;
     const SpanList all = spans();
-    std::int64_t after = span + 1 < all.others.end && !is_sink_span(span) ? begin_of(span + 1) : -1;
-    if (is_sink_span(span)) after = span + 1 < all.sinks.end ? begin_of(span + 1) : keys_.empty() ? -1 : keys_.begin;
-    if (after >= 0) blocks.next = (*sequence_.blocks)[after / kBlock].keys(size(kv_head_));
+    const bool more = span + 1 < (is_sink_span(span) ? all.sinks.end : all.others.end);
+    if (more) {
+        blocks.next = (*rows.blocks)[begin_of(span + 1) / kBlock].keys(size(kv_head_));
+    } else if (is_sink_span(span) && !keys_.empty()) {
+        blocks.next = (*sequence_.cached.blocks)[keys_.begin / kBlock].keys(size(kv_head_));
+    }
     return blocks;
 }
 
@@ -354,6 +362,7 @@ RowBlock::Tile RowBlock::tile_at(std::int64_t span, std::int64_t row) const noex
     const std::int64_t span_begin = begin_of(span);
     const bool sinks = is_sink_span(span);
     Tile tile{row, std::min(kRowTile, static_cast<std::int64_t>(rows()) - row), kSpan, 0};
+    tile.sinks = sinks;
     tile.masked = mask.base != nullptr && span_begin + kSpan > mask.first_key;
     // Neighbouring rows often share a row of the mask (heads of a group, a mask that broadcasts).
     const std::byte* mask_data = nullptr;
@@ -426,9 +435,7 @@ kernels::TokenRange RowBlock::masked_range(std::int64_t span_begin, const std::b
 kernels::ScoreRules RowBlock::rules(const Tile& tile) const noexcept {
     kernels::ScoreRules rules;
     rules.softcap = plan_.problem.softcap;
-    if (sequence_.transform != nullptr && !sequence_.transform->centre.empty()) {
-        rules.shifts = scratch_.shifts + tile.row;
-    }
+    if (cached(tile.sinks).centred()) rules.shifts = scratch_.shifts + tile.row;
     if (plan_.problem.alibi_slopes != nullptr) {
         rules.slopes = scratch_.slopes;
         rules.positions = scratch_.positions;

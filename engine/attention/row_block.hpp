@@ -150,7 +150,8 @@ class RowBlock {
     /// The spans that some row may see, by causality, windows and length.
     SpanList spans() const noexcept;
 
-    /// Loads the rows for the n-th of these spans, after the one before: to sinks a query may stand nearer.
+    /// Loads the rows for the n-th of these spans, after the one before: to sinks a query may stand nearer, and they
+    /// may be stored otherwise.
     void load_query_for(const SpanList& spans, std::int64_t n) const noexcept;
     /// Row r of a member is head r mod group at position r / group, so that neighbours see nearly the same keys. Rows
     /// that meet keys of codes become codes too.
@@ -187,12 +188,14 @@ class RowBlock {
         std::int64_t count;
         std::int64_t first;
         std::int64_t last;
+        bool sinks = false;   ///< it is one of sinks
         bool masked = false;  ///< a mask has something to say about the span
         bool empty() const noexcept { return first >= last; }
     };
 
     void rotate_query(float* rows, const float* cosine, const float* sine) const noexcept;
-    void transform_query() const noexcept;
+    void transform_query(const KeyTransform& transform) const noexcept;
+    const CachedRows& cached(bool sinks) const noexcept { return sinks ? sequence_.cached_sinks : sequence_.cached; }
     /// The head and the query row of row r.
     std::int64_t head_of(std::int64_t row) const noexcept {
         return kv_head_ * plan_.heads_per_kv_head + row % plan_.heads_per_kv_head;

@@ -82,8 +82,11 @@ struct KvCacheOptions {
     /// before the window, and before the sinks at its place in the cache, at most capacity - 1.
     bool ring = false;
     /// Tokens at the beginning that are never forgotten; 0 to capacity - 1. They are folded on their own and first, in
-    /// a cache that is no ring too: only caches of the same sink_tokens give the same bits.
+    /// a cache that is no ring too: only caches of the same sink_tokens (and f16_sinks) give the same bits.
     std::int64_t sink_tokens = 0;
+    /// The sink tokens are stored in f16, and not as codes: every query weighs them heavily. They take these bytes on
+    /// top (their places as codes stay). Only with sink_tokens, and with keys or values of int8 or int4.
+    bool f16_sinks = false;
     /// Per layer, empty = none in any: a query sees the last so many positions, its own included, and the layer
     /// forgets all before those; 0 = no window. A window that fits into a ring's has no sinks.
     std::span<const std::int64_t> layer_windows = {};
@@ -169,6 +172,7 @@ class KvCache {
     std::int64_t capacity() const noexcept;
     bool ring() const noexcept;
     std::int64_t sink_tokens() const noexcept;
+    bool f16_sinks() const noexcept;
     std::int64_t max_chunk() const noexcept;
     std::size_t layers() const noexcept;
     const KvShape& shape() const noexcept;

@@ -142,6 +142,7 @@ struct GenerateOptions {
     KvTypes kv = {};                   ///< of the cache, where generate() makes it
     std::int64_t window = 0;           ///< of a ring cache, where generate() makes it; 0 = none
     std::int64_t sink_tokens = 0;      ///< of the ring
+    bool f16_sinks = false;            ///< of the ring: KvCacheOptions::f16_sinks
     std::int64_t prefill_chunk = 512;  ///< tokens of the prompt that are computed at once: bounds scratch; >= 1
     /// Called after each chunk of the prompt with the tokens done and all of them.
     std::function<void(std::int64_t done, std::int64_t all)> on_prefill = {};

@@ -16,6 +16,7 @@ namespace headlong::test {
 struct TypesCase {
     KvTypes types;
     std::string name() const { return std::string(to_string(types.keys)) + ":" + to_string(types.values); }
+    bool has_codes() const { return types.keys >= KvType::int8 || types.values >= KvType::int8; }
 };
 inline const std::vector<TypesCase>& all_kv_types() {
     static const std::vector<TypesCase> all{{{KvType::f32, KvType::f32}},   {{KvType::f16, KvType::f16}},
