@@ -97,10 +97,12 @@ BlockPool::Impl::Impl(const KvShape& shape, std::pmr::memory_resource* memory)
       layout_(layout_of(shape)),
       block_bytes_(block_bytes_of(shape)),
       memory_(memory != nullptr ? *memory : *std::pmr::new_delete_resource()),
-      own_memory_(memory == nullptr) {}
+      own_memory_(memory == nullptr),
+      slabs_(&memory_),
+      free_(&memory_) {}
 
 BlockPool::Impl::~Impl() {
-    for (const auto& slab : slabs_) memory_.deallocate(slab->memory, slab->bytes, slab->alignment);
+    for (const Slab& slab : slabs_) memory_.deallocate(slab.memory, slab.bytes, slab.alignment);
 }
 
 std::size_t BlockPool::Impl::used_bytes() const noexcept {
@@ -128,30 +130,29 @@ void BlockPool::Impl::add_slab(std::size_t needed_blocks) {
     // is short a smaller slab may still do, down to a single block.
     const std::size_t wanted_bytes = std::clamp(reserved_bytes_, kFirstSlabBytes, kLargestSlabBytes);
     std::size_t blocks = std::clamp<std::size_t>(wanted_bytes / block_bytes_, 1, std::size_t{1} << 20U);
-    auto slab = std::make_unique<Slab>();
+    std::pmr::list<Slab> made(&memory_);
     for (;;) {
-        slab->bytes = blocks * block_bytes_;
-        slab->alignment = slab->bytes >= kHugePageBytes ? kHugePageBytes : kernels::kAlignment;
         try {
-            slab->nonfinite = std::make_unique<std::uint8_t[]>(blocks * static_cast<std::size_t>(shape_.kv_heads));
-            slab->holders = std::make_unique<std::atomic<std::uint32_t>[]>(blocks);
-            slabs_.reserve(slabs_.size() + 1);
+            Slab& slab = made.emplace_back(memory_, blocks, static_cast<std::size_t>(shape_.kv_heads));
             free_.reserve(blocks_ + blocks);
-            slab->memory = static_cast<std::byte*>(memory_.allocate(slab->bytes, slab->alignment));
+            slab.bytes = blocks * block_bytes_;
+            slab.alignment = slab.bytes >= kHugePageBytes ? kHugePageBytes : kernels::kAlignment;
+            slab.memory = static_cast<std::byte*>(memory_.allocate(slab.bytes, slab.alignment));
             break;
         } catch (const std::bad_alloc&) {
+            made.clear();
             if (blocks == 1) throw;
             blocks = blocks > needed_blocks ? std::max<std::size_t>(needed_blocks, blocks / 2) : blocks / 2;
         }
     }
-    if (own_memory_) ask_for_huge_pages(slab->memory, slab->bytes);
-    slab->blocks = blocks;
-    slab->key_bytes = layout_.values_offset();
-    slab->value_bytes = layout_.value_bytes();
-    for (std::size_t i = blocks; i-- > 0;) free_.push_back({slab.get(), static_cast<std::uint32_t>(i)});
-    reserved_bytes_ += slab->bytes;
+    Slab& slab = made.back();
+    if (own_memory_) ask_for_huge_pages(slab.memory, slab.bytes);
+    slab.key_bytes = layout_.values_offset();
+    slab.value_bytes = layout_.value_bytes();
+    for (std::size_t i = blocks; i-- > 0;) free_.push_back({&slab, static_cast<std::uint32_t>(i)});
+    reserved_bytes_ += slab.bytes;
     blocks_ += blocks;
-    slabs_.push_back(std::move(slab));
+    slabs_.splice(slabs_.end(), made);
 }
 
 void BlockPool::Impl::take(std::span<Block> blocks) {

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <headlong/kv_cache.hpp>
+#include <list>
 #include <memory>
 #include <memory_resource>
 #include <mutex>
@@ -25,10 +26,13 @@ struct Slab {
     std::size_t bytes = 0;
     std::size_t alignment = 0;
     std::size_t blocks = 0;
-    std::size_t key_bytes = 0;                              ///< of one block of one KV head
-    std::size_t value_bytes = 0;                            ///< the same
-    std::unique_ptr<std::uint8_t[]> nonfinite;              ///< [kv_head][block]: the values may hold a NaN or infinity
-    std::unique_ptr<std::atomic<std::uint32_t>[]> holders;  ///< [block]: caches that hold it
+    std::size_t key_bytes = 0;                             ///< of one block of one KV head
+    std::size_t value_bytes = 0;                           ///< the same
+    std::pmr::vector<std::uint8_t> nonfinite;              ///< [kv_head][block]: the values may hold a NaN or infinity
+    std::pmr::vector<std::atomic<std::uint32_t>> holders;  ///< [block]: caches that hold it
+
+    Slab(std::pmr::memory_resource& resource, std::size_t block_count, std::size_t heads)
+        : blocks(block_count), nonfinite(block_count * heads, &resource), holders(block_count, &resource) {}
 };
 
 /// One block of all KV heads.
@@ -65,6 +69,9 @@ class BlockPool::Impl {
     std::size_t used_bytes() const noexcept;
     std::size_t reserved_bytes() const noexcept;
 
+    /// Where slabs come from, and all that grows with them.
+    std::pmr::memory_resource& memory() const noexcept { return memory_; }
+
     /// A pool of the same memory for blocks of the same dims in f16, made when it is asked for first.
     std::shared_ptr<BlockPool> f16_pool();
 
@@ -89,8 +96,8 @@ class BlockPool::Impl {
     std::pmr::memory_resource& memory_;
     const bool own_memory_;  ///< nobody else manages these pages: huge ones may be asked for
     mutable std::mutex mutex_;
-    std::vector<std::unique_ptr<Slab>> slabs_;
-    std::vector<Block> free_;  ///< a stack; capacity for all blocks, so that giving back cannot fail
+    std::pmr::list<Slab> slabs_;
+    std::pmr::vector<Block> free_;  ///< a stack; capacity for all blocks, so that giving back cannot fail
     std::size_t blocks_ = 0;
     std::size_t reserved_bytes_ = 0;
     std::shared_ptr<BlockPool> f16_pool_;

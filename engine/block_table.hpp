@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <vector>
 
 #include "engine/block_pool.hpp"
@@ -15,7 +16,10 @@ namespace headlong {
 /// its front. Finding, adding and dropping a block take the same time whatever the length.
 class BlockTable {
   public:
-    explicit BlockTable(std::int64_t pinned = 0) noexcept : pinned_(pinned), front_(pinned) {}
+    explicit BlockTable(std::pmr::memory_resource& memory, std::int64_t pinned = 0) noexcept
+        : pinned_(pinned), front_(pinned), first_(&memory), queue_(&memory) {}
+    /// Without blocks, for good.
+    BlockTable() noexcept : BlockTable(*std::pmr::null_memory_resource()) {}
 
     const Block& operator[](std::int64_t number) const noexcept {
         return number < pinned_ ? first_[static_cast<std::size_t>(number)] : queue_[slot(number)];
@@ -39,7 +43,7 @@ class BlockTable {
         }
         const auto queued = static_cast<std::size_t>(std::max<std::int64_t>(end - front_, 0));
         if (queued <= queue_.size()) return;
-        std::vector<Block> larger(std::bit_ceil(queued));
+        std::pmr::vector<Block> larger(std::bit_ceil(queued), queue_.get_allocator());
         for (std::int64_t b = front_; b < end_; ++b) {
             larger[static_cast<std::size_t>(b) & (larger.size() - 1)] = queue_[slot(b)];
         }
@@ -94,8 +98,8 @@ class BlockTable {
     std::int64_t pinned_;
     std::int64_t front_;
     std::int64_t end_ = 0;
-    std::vector<Block> first_;
-    std::vector<Block> queue_;  ///< a power of two of slots
+    std::pmr::vector<Block> first_;
+    std::pmr::vector<Block> queue_;  ///< a power of two of slots
 };
 
 }  // namespace headlong

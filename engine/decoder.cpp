@@ -195,10 +195,12 @@ class Decoder::Pass {
             const Layer& layer = decoder_.layers_[size(index_)];
             attention(layer);
             mlp(layer);
+            hooks_.interrupt.check("forward");
             observe(index_, "out", a_.residual, c_.hidden_size);
         }
         index_ = kNoLayer;
         if (logit_rows > 0) head(logits, logit_rows, logit_stride);
+        hooks_.interrupt.check("forward");
     }
 
   private:
@@ -234,6 +236,7 @@ class Decoder::Pass {
         observe_rotated("q", a_.query, c_.heads);
         observe_rotated("k", a_.key, c_.kv_heads);
         observe(index_, "v", a_.value, kv_width);
+        hooks_.interrupt.check("forward");  // what was projected may be unspecified
         segments_.begin(Operation::append, index_, 0, kv_bytes(count_));
         cache_.append(context_, size(index_), input(a_.key, c_.kv_heads), input(a_.value, c_.kv_heads));
         const CachedQuery query{.query = input(a_.query, c_.heads),
@@ -244,6 +247,8 @@ class Decoder::Pass {
         options.scale = c_.attention_scale;
         options.softcap = c_.attention_softcap;
         options.sink_logits = layer.sinks;
+        options.stop = hooks_.interrupt.stop;
+        options.deadline = hooks_.interrupt.deadline;
         const KvCache::Impl::Layer& held = cache_.impl().layer(size(index_));
         std::int64_t seen_pairs = 0;
         for (std::int64_t i = 0; i < count_; ++i) seen_pairs += held.seen_at(first_position_ + i);
@@ -437,6 +442,7 @@ class Decoder::Pass {
 
 void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, float* logits,
                       std::int64_t logit_rows, std::int64_t logit_stride, const ForwardHooks& hooks) const {
+    hooks.interrupt.check("forward");
     const Segments segments(hooks.log);
     segments.begin(Operation::reserve, kNoLayer, 0, 0);
     const std::int64_t held = cache.length();
@@ -456,6 +462,7 @@ void Decoder::forward(Context& context, std::span<const std::int32_t> tokens, Kv
     if (tokens.empty()) return;
     try {
         auto workspace = context.impl().workspaces.lend();
+        workspace->interrupt = &hooks.interrupt;
         Pass pass(*this, context, *workspace, cache, count, hooks, segments);
         pass.run(tokens, logits, logit_rows, logit_stride);
     } catch (...) {

@@ -15,6 +15,7 @@
 
 #include "engine/decoder_config.hpp"
 #include "engine/forward_log.hpp"
+#include "engine/interrupt.hpp"
 #include "engine/linear.hpp"
 #include "engine/weight_files.hpp"
 
@@ -40,6 +41,7 @@ struct ForwardHooks {
         std::function<void(std::int64_t layer, std::string_view name, const float* rows, std::int64_t columns)>;
     Observer observer = {};
     ForwardLog* log = nullptr;  ///< outlives the call
+    Interrupt interrupt = {};
 };
 
 /// Immutable once made: any number of threads may call forward() at once, each with a cache of its own.
@@ -67,9 +69,9 @@ class Decoder {
     /// first of the family's prefixes.
     static std::vector<TensorShape> tensors(const DecoderConfig& config);
 
-    /// Bytes that a decoder of such a description takes from its memory resource, with weights of `type` or, without
-    /// one, as the description says that they are stored. (Beside them, its weight file is
-    /// mapped, or held by whoever opened it.)
+    /// Bytes that the linear layers of such a decoder take from its memory resource, with weights of `type` or, without
+    /// one, as the description says that they are stored. (Norms and a list of the layers take some KiB a layer more;
+    /// its weight file is mapped, or held by whoever opened it.)
     static std::size_t weight_bytes(const DecoderConfig& config, std::optional<WeightType> type = {}) noexcept;
     /// What this decoder took.
     std::size_t weight_bytes() const noexcept;
@@ -82,8 +84,10 @@ class Decoder {
 
   private:
     struct NormWeights {  ///< empty where there is no norm
-        std::vector<float> weight;
-        std::vector<float> bias;  ///< of Norm::layer
+        explicit NormWeights(std::pmr::memory_resource& memory) noexcept : weight(&memory), bias(&memory) {}
+
+        std::pmr::vector<float> weight;
+        std::pmr::vector<float> bias;  ///< of Norm::layer
         bool empty() const noexcept { return weight.empty(); }
     };
     struct Mlp {
@@ -92,11 +96,21 @@ class Decoder {
         std::unique_ptr<Linear> down;
     };
     struct Layer {
+        explicit Layer(std::pmr::memory_resource& memory) noexcept
+            : attention_norm(memory),
+              attention_post_norm(memory),
+              query_norm(memory),
+              key_norm(memory),
+              mlp_norm(memory),
+              mlp_post_norm(memory),
+              sinks(&memory),
+              mlps(&memory) {}
+
         NormWeights attention_norm, attention_post_norm, query_norm, key_norm, mlp_norm, mlp_post_norm;
         std::unique_ptr<Linear> query, key, value, attention_output;
-        std::vector<float> sinks;        ///< per head; empty: none
+        std::pmr::vector<float> sinks;   ///< per head; empty: none
         std::unique_ptr<Linear> router;  ///< null: no experts
-        std::vector<Mlp> mlps;           ///< one, or one per expert
+        std::pmr::vector<Mlp> mlps;      ///< one, or one per expert
     };
     class Source;
     class Files;
@@ -106,7 +120,7 @@ class Decoder {
     class Segments;
     class Pass;
 
-    explicit Decoder(DecoderConfig config);
+    Decoder(std::pmr::memory_resource& memory, DecoderConfig config);
 
     /// The most that any linear layer takes for so many rows.
     static Linear::Scratch linear_scratch(const Context::Impl& context, const DecoderConfig& config,
@@ -116,7 +130,7 @@ class Decoder {
     std::shared_ptr<const WeightFiles> weights_;  ///< the embeddings' rows are read from it
     const FileTensor* embedding_ = nullptr;
     const FileTensor* position_embedding_ = nullptr;
-    std::vector<Layer> layers_;
+    std::pmr::vector<Layer> layers_;
     NormWeights final_norm_;  ///< divided by what logits are divided by
     std::unique_ptr<Linear> head_;
 };

@@ -149,7 +149,8 @@ class Decoder::Wishes final : public Source {
 /// Knows which tensors a decoder is made of, and where in them its parts lie.
 class Decoder::Loader {
   public:
-    Loader(const DecoderConfig& config, Source& source) : config_(config), source_(source) {
+    Loader(const DecoderConfig& config, Source& source, std::pmr::memory_resource& memory)
+        : config_(config), source_(source), memory_(memory) {
         for (const char* prefix : config.names->prefixes) {
             if (prefix == nullptr) break;
             if (prefix_.empty()) prefix_ = prefix;  // what errors name, if none is there
@@ -165,13 +166,14 @@ class Decoder::Loader {
         const TensorNames& names = *c.names;
         decoder.embedding_ = &embedding(names.embedding, c.vocab_size);
         if (c.learned_positions) decoder.position_embedding_ = &embedding(names.position_embedding, c.max_positions);
+        decoder.layers_.reserve(size(c.layers));
         for (std::int64_t i = 0; i < c.layers; ++i) {
-            Layer& layer = decoder.layers_.emplace_back();
+            Layer& layer = decoder.layers_.emplace_back(memory_);
             attention(layer, i);
             mlp(layer, i);
         }
         decoder.final_norm_ = norm(names.final_norm, c.hidden_size);
-        for (std::vector<float>* part : {&decoder.final_norm_.weight, &decoder.final_norm_.bias}) {
+        for (std::pmr::vector<float>* part : {&decoder.final_norm_.weight, &decoder.final_norm_.bias}) {
             for (float& x : *part) x /= c.logits_divisor;
         }
         decoder.head_ = head(*decoder.embedding_);
@@ -183,20 +185,22 @@ class Decoder::Loader {
     }
 
     NormWeights norm(const char* name, std::int64_t columns, std::int64_t layer = 0) {
-        NormWeights result;
+        NormWeights result(memory_);
         if (name == nullptr) return result;
         const std::string full = named(name, layer);
-        result.weight = values(full + ".weight", {columns});
-        if (config_.norm == Norm::layer) result.bias = values(full + ".bias", {columns});
+        result.weight = kept(values(full + ".weight", {columns}));
+        if (config_.norm == Norm::layer) result.bias = kept(values(full + ".bias", {columns}));
         if (config_.norm == Norm::rms_plus_one) {
             for (float& weight : result.weight) weight += 1.0F;
         }
         return result;
     }
 
-    std::vector<float> floats(const char* name, std::int64_t count, std::int64_t layer) {
-        if (name == nullptr) return {};
-        return values(named(name, layer), {count});
+    std::pmr::vector<float> kept(const std::vector<float>& floats) { return {floats.begin(), floats.end(), &memory_}; }
+
+    std::pmr::vector<float> floats(const char* name, std::int64_t count, std::int64_t layer) {
+        if (name == nullptr) return std::pmr::vector<float>(&memory_);
+        return kept(values(named(name, layer), {count}));
     }
 
     void attention(Layer& layer, std::int64_t index) {
@@ -355,15 +359,16 @@ class Decoder::Loader {
 
     const DecoderConfig& config_;
     Source& source_;
+    std::pmr::memory_resource& memory_;  ///< for what is no Linear's
     std::string prefix_;
 };
 
 Decoder::Decoder(Context::Impl& context, std::pmr::memory_resource& memory, DecoderConfig config,
                  std::shared_ptr<const WeightFiles> weights, std::optional<WeightType> type,
                  const LoadProgress& on_load)
-    : config_(std::move(config)), weights_(std::move(weights)) {
+    : config_(std::move(config)), weights_(std::move(weights)), layers_(&memory), final_norm_(memory) {
     Files files(context, memory, *weights_, type, on_load);
-    Loader(config_, files).load(*this);
+    Loader(config_, files, memory).load(*this);
     files.refuse_rest(config_);
     if (config_.round_embedding_multiplier) {
         float& multiplier = config_.embedding_multiplier;
@@ -372,12 +377,14 @@ Decoder::Decoder(Context::Impl& context, std::pmr::memory_resource& memory, Deco
     }
 }
 
-Decoder::Decoder(DecoderConfig config) : config_(std::move(config)) {}
+Decoder::Decoder(std::pmr::memory_resource& memory, DecoderConfig config)
+    : config_(std::move(config)), layers_(&memory), final_norm_(memory) {}
 
 std::vector<TensorShape> Decoder::tensors(const DecoderConfig& config) {
-    Decoder unfilled(config);
+    std::pmr::memory_resource& memory = *std::pmr::new_delete_resource();
+    Decoder unfilled(memory, config);
     Wishes wishes;
-    Loader(unfilled.config_, wishes).load(unfilled);
+    Loader(unfilled.config_, wishes, memory).load(unfilled);
     return std::move(wishes.tensors);
 }
 

@@ -115,10 +115,19 @@ Generation run(Context& context, const Model& model, KvCache& cache, std::vector
     stream.prime(result.prompt_tokens);
     std::vector<float> logits(static_cast<std::size_t>(info.vocab_size));
     const auto one_row = OutputTensor<2>::dense(logits.data(), {1, info.vocab_size});
-    const auto cancelled = [&] { return options.stop_token.stop_requested(); };
+    const Interrupt interrupt{options.stop_token, options.deadline};
+    // Returns whether it came to its end.
+    const auto forward = [&](std::span<const std::int32_t> tokens, const OutputTensor<2>& into) {
+        try {
+            model.forward(context, tokens, cache, into, {options.stop_token, options.deadline});
+        } catch (const Cancelled&) {
+            return false;
+        }
+        return true;
+    };
 
     const auto prefill_start = Clock::now();
-    while (result.prefill_tokens < prompt_length && !cancelled()) {
+    while (result.prefill_tokens < prompt_length && !interrupt.requested()) {
         const std::int64_t most =
             cache.forgets() ? std::min(options.prefill_chunk, cache.max_chunk()) : options.prefill_chunk;
         const std::int64_t count = std::min(most, prompt_length - result.prefill_tokens);
@@ -126,7 +135,7 @@ Generation run(Context& context, const Model& model, KvCache& cache, std::vector
         const auto chunk =
             std::span(result.prompt_tokens)
                 .subspan(static_cast<std::size_t>(result.prefill_tokens), static_cast<std::size_t>(count));
-        model.forward(context, chunk, cache, last ? one_row : OutputTensor<2>{});
+        if (!forward(chunk, last ? one_row : OutputTensor<2>{})) break;
         result.prefill_tokens += count;
         if (options.on_prefill) options.on_prefill(result.prefill_tokens, prompt_length);
     }
@@ -143,13 +152,14 @@ Generation run(Context& context, const Model& model, KvCache& cache, std::vector
     const auto decode_start = Clock::now();
     for (;;) {
         result.reason = StopReason::cancelled;
-        if (cancelled() || !wanted) break;
+        if (interrupt.requested() || !wanted) break;
         result.reason = StopReason::max_tokens;
         if (generated() >= options.max_tokens) break;
         result.reason = StopReason::context_full;
         if (bounded && length_before + generated() >= info.max_positions) break;
         if (generated() > 0) {  // the logits of the last token are needed only now
-            model.forward(context, std::span(result.tokens).last(1), cache, one_row);
+            result.reason = StopReason::cancelled;
+            if (!forward(std::span(result.tokens).last(1), one_row)) break;
             ++result.decode_steps;
         }
         if (!std::ranges::all_of(logits, [](float x) { return x < std::numeric_limits<float>::infinity(); })) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory_resource>
 #include <vector>
 
 #include "kernels/kernel_table.hpp"
@@ -10,8 +11,8 @@
 namespace headlong {
 
 struct KeyTransform {
-    std::vector<float> centre;  ///< [kv_heads][head_dim], subtracted from keys; empty: none
-    bool hadamard = false;      ///< keys are turned by a Walsh-Hadamard transform, and so are queries
+    std::pmr::vector<float> centre;  ///< [kv_heads][head_dim], subtracted from keys; empty: none
+    bool hadamard = false;           ///< keys are turned by a Walsh-Hadamard transform, and so are queries
 
     bool changes_keys() const noexcept { return hadamard || !centre.empty(); }
     const float* centre_of(std::size_t kv_head, std::size_t head_dim) const noexcept {

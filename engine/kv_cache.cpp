@@ -126,11 +126,20 @@ std::shared_ptr<BlockPool> pool_of(const KvCacheOptions& options) {
     return options.pool != nullptr ? options.pool : std::make_shared<BlockPool>(options.shape, options.memory);
 }
 
-std::shared_ptr<const std::vector<std::optional<Rotary>>> rotaries_of(const KvCacheOptions& options) {
-    using Rotaries = std::vector<std::optional<Rotary>>;
+std::shared_ptr<const KvCache::Impl::Rotaries> rotaries_of(const KvCacheOptions& options,
+                                                           std::pmr::memory_resource& memory) {
+    using Rotaries = KvCache::Impl::Rotaries;
+    const std::pmr::polymorphic_allocator<Rotaries> allocator(&memory);
     const auto& per_layer = options.layer_rotary;
-    return std::make_shared<const Rotaries>(per_layer.empty() ? Rotaries{options.rotary}
-                                                              : Rotaries(per_layer.begin(), per_layer.end()));
+    return per_layer.empty() ? std::allocate_shared<const Rotaries>(allocator, 1, options.rotary)
+                             : std::allocate_shared<const Rotaries>(allocator, per_layer.begin(), per_layer.end());
+}
+
+std::shared_ptr<const KeyTransform> transform_of(const KvCacheOptions& options, std::pmr::memory_resource& memory) {
+    const std::pmr::polymorphic_allocator<KeyTransform> allocator(&memory);
+    return std::allocate_shared<const KeyTransform>(
+        allocator,
+        KeyTransform{{options.key_centre.begin(), options.key_centre.end(), &memory}, options.hadamard_keys});
 }
 
 KvShape f16_shape_of(KvShape shape) noexcept {
@@ -173,18 +182,19 @@ KvCache::Impl::Impl(const KvCacheOptions& options)
       sink_tokens(options.sink_tokens),
       with_f16_sinks(options.f16_sinks),
       max_chunk(options.max_chunk),
-      rotaries(rotaries_of(options)),
-      transform(std::make_shared<const KeyTransform>(
-          KeyTransform{{options.key_centre.begin(), options.key_centre.end()}, options.hadamard_keys})),
-      layers(layers_of(options)),
+      rotaries(rotaries_of(options, memory())),
+      transform(transform_of(options, memory())),
+      layers(layers_of(options, memory())),
       f16_sinks(options.f16_sinks ? sinks_of(options) : nullptr) {}
 
-std::vector<KvCache::Impl::Layer> KvCache::Impl::layers_of(const KvCacheOptions& options) {
-    std::vector<Layer> layers(static_cast<std::size_t>(options.layers));
+std::pmr::vector<KvCache::Impl::Layer> KvCache::Impl::layers_of(const KvCacheOptions& options,
+                                                                std::pmr::memory_resource& memory) {
+    std::pmr::vector<Layer> layers(&memory);
+    layers.reserve(size(options.layers));
     std::int64_t with_sinks = 0;
-    for (std::size_t i = 0; i < layers.size(); ++i) {
-        layers[i] = layer_of(options, i);
-        if (options.f16_sinks && layers[i].sinks > 0) layers[i].own_sinks = with_sinks++;
+    for (std::size_t i = 0; i < size(options.layers); ++i) {
+        Layer& layer = layers.emplace_back(layer_of(options, i, memory));
+        if (options.f16_sinks && layer.sinks > 0) layer.own_sinks = with_sinks++;
     }
     return layers;
 }
@@ -203,8 +213,9 @@ std::unique_ptr<KvCache::Impl> KvCache::Impl::sinks_of(const KvCacheOptions& opt
     return std::make_unique<Impl>(sinks);
 }
 
-KvCache::Impl::Layer KvCache::Impl::layer_of(const KvCacheOptions& options, std::size_t index) noexcept {
-    Layer layer;
+KvCache::Impl::Layer KvCache::Impl::layer_of(const KvCacheOptions& options, std::size_t index,
+                                             std::pmr::memory_resource& memory) noexcept {
+    Layer layer(memory);
     layer.sinks = options.sink_tokens;
     if (options.ring) layer.window = options.capacity - options.sink_tokens;
     const std::int64_t window = options.layer_windows.empty() ? 0 : options.layer_windows[index];
@@ -213,7 +224,7 @@ KvCache::Impl::Layer KvCache::Impl::layer_of(const KvCacheOptions& options, std:
         layer.window = window;
     }
     layer.held_from = layer.sinks;
-    if (layer.forgets()) layer.blocks = BlockTable(count_of(blocks_for(layer.sinks)));
+    if (layer.forgets()) layer.blocks = BlockTable(memory, count_of(blocks_for(layer.sinks)));
     return layer;
 }
 
@@ -226,16 +237,17 @@ KvCache::Impl::Impl(const Impl& parent, std::nullptr_t)
       max_chunk(parent.max_chunk),
       rotaries(parent.rotaries),
       transform(parent.transform),
-      layers(parent.layers.size()),
+      layers(&memory()),
       f16_sinks(parent.f16_sinks != nullptr ? std::make_unique<Impl>(*parent.f16_sinks, nullptr) : nullptr) {
-    for (std::size_t i = 0; i < layers.size(); ++i) {
-        const Layer& from = parent.layers[i];
-        layers[i].blocks = from.blocks;
-        layers[i].length = from.length;
-        layers[i].sinks = from.sinks;
-        layers[i].window = from.window;
-        layers[i].held_from = from.held_from;
-        layers[i].own_sinks = from.own_sinks;
+    layers.reserve(parent.layers.size());
+    for (const Layer& from : parent.layers) {
+        Layer& layer = layers.emplace_back(memory());
+        layer.blocks = from.blocks;
+        layer.length = from.length;
+        layer.sinks = from.sinks;
+        layer.window = from.window;
+        layer.held_from = from.held_from;
+        layer.own_sinks = from.own_sinks;
     }
     for (Layer& layer : layers) {  // from here on nothing can fail
         while (layer.blocks.end() > count_of(blocks_for(layer.length))) layer.blocks.pop_back();
@@ -353,7 +365,7 @@ void KvCache::Impl::reserve(std::int64_t tokens) {
     for (const Layer& layer : layers) check_length("reserve", layer, tokens);
     // Layer by layer; where one gets nothing, those before it give back what they took.
     std::size_t done = 0;
-    std::vector<std::int64_t> taken(layers.size());
+    std::pmr::vector<std::int64_t> taken(layers.size(), &memory());
     try {
         for (; done < layers.size(); ++done) {
             Layer& layer = layers[done];
@@ -692,7 +704,7 @@ void KvCache::read_back(std::size_t index, std::int64_t first, const OutputTenso
                         first + count, layer.sinks, layer.held_from));
     }
     const Impl::Layer* const own_sinks = impl_->own_sinks(layer);
-    std::vector<double> row;
+    std::pmr::vector<double> row(&impl_->memory());
     if (impl_->transform->changes_keys())
         with_memory_errors("KvCache::read_back", [&] { row.resize(size(shape.head_dim)); });
     const FloatEnvironment environment;  // narrowing rounds

@@ -6,6 +6,7 @@
 #include <headlong/kv_cache.hpp>
 #include <limits>
 #include <memory>
+#include <memory_resource>
 #include <optional>
 #include <span>
 #include <vector>
@@ -19,8 +20,10 @@ namespace headlong {
 class KvCache::Impl {
   public:
     struct Layer {
+        explicit Layer(std::pmr::memory_resource& memory) noexcept : blocks(memory), spare(&memory) {}
+
         BlockTable blocks;
-        std::vector<Block> spare;          ///< blocks that the next appends take first
+        std::pmr::vector<Block> spare;     ///< blocks that the next appends take first
         std::int64_t length = 0;           ///< tokens ever appended, less those taken back
         std::int64_t sinks = 0;            ///< the positions [0, sinks) are never forgotten
         std::int64_t window = kUnbounded;  ///< positions, its own included, that a query sees of the others
@@ -45,6 +48,8 @@ class KvCache::Impl {
         }
     };
 
+    using Rotaries = std::pmr::vector<std::optional<Rotary>>;
+
     explicit Impl(const KvCacheOptions& options);
     /// A fork: holds the blocks of `parent`, which stays as it is.
     Impl(const Impl& parent, std::nullptr_t);
@@ -60,6 +65,7 @@ class KvCache::Impl {
     static AppendScratch append_scratch(const Context::Impl& context, std::int64_t head_dim, std::int64_t rotary_dim,
                                         std::int64_t tokens) noexcept;
 
+    std::pmr::memory_resource& memory() const noexcept { return pool->impl().memory(); }
     const Layer& layer(std::size_t index) const;  ///< throws InvalidArgument if there is none
     const std::optional<Rotary>& rotary(std::size_t index) const noexcept {
         return (*rotaries)[rotaries->size() == 1 ? 0 : index];
@@ -79,9 +85,10 @@ class KvCache::Impl {
     void take_back(std::size_t layer, std::int64_t length) noexcept { shorten(layers[layer], length); }
     void reset() noexcept;
 
-    static std::vector<Layer> layers_of(const KvCacheOptions& options);
+    static std::pmr::vector<Layer> layers_of(const KvCacheOptions& options, std::pmr::memory_resource& memory);
     /// Layer `index` of a cache of these options, without tokens.
-    static Layer layer_of(const KvCacheOptions& options, std::size_t index) noexcept;
+    static Layer layer_of(const KvCacheOptions& options, std::size_t index,
+                          std::pmr::memory_resource& memory = *std::pmr::null_memory_resource()) noexcept;
     /// Blocks that a layer of this kind holds at most, whatever its length; kUnbounded if it does not forget.
     static std::int64_t most_blocks(const Layer& layer, std::int64_t max_chunk) noexcept;
     /// What a query's position counts as among the sinks: positions inside the cache end at its capacity.
@@ -93,9 +100,9 @@ class KvCache::Impl {
     const std::int64_t sink_tokens;
     const bool with_f16_sinks;  ///< asked for: `f16_sinks` is null if no layer has sinks
     const std::int64_t max_chunk;
-    const std::shared_ptr<const std::vector<std::optional<Rotary>>> rotaries;  ///< per layer, or one for all
-    const std::shared_ptr<const KeyTransform> transform;                       ///< forks have the same one
-    std::vector<Layer> layers;
+    const std::shared_ptr<const Rotaries> rotaries;       ///< per layer, or one for all
+    const std::shared_ptr<const KeyTransform> transform;  ///< forks have the same one
+    std::pmr::vector<Layer> layers;
     /// The sinks once more, as a cache in f16 of the layers that have some, which is what attention reads. `layers` go
     /// on counting them, so that lengths, blocks and what is forgotten are the same either way. Null: not asked for.
     const std::unique_ptr<Impl> f16_sinks;

@@ -257,6 +257,7 @@ void Linear::stream(const Call& call) const {
     const std::size_t run =
         std::clamp<std::size_t>(panels / (4 * call.context.executor->concurrency()), 1, kStreamPanels);
     parallel_for(*call.context.executor, ceil_div(panels, run), [&](std::size_t task, std::size_t) noexcept {
+        if (call.workspace.interrupted()) return;
         const std::size_t first = task * run;
         const Tile tile{0, call.rows, first, std::min(size(outputs_) - first * kPanelTokens, run * kPanelTokens)};
         call.context.kernels.dot_panels({.rows = call.x,
@@ -291,6 +292,7 @@ void Linear::multiply(const Call& call) const {
     // Neighbouring tasks share their weights, which the last-level cache then holds.
     parallel_for(
         *call.context.executor, row_blocks * ceil_div(panels, run), [&](std::size_t task, std::size_t worker) noexcept {
+            if (call.workspace.interrupted()) return;
             Carver carver(memory + worker * slices_bytes);
             const Slices slices(carver, type_);
             Tile tile{};
@@ -362,6 +364,7 @@ void Linear::multiply_codes(const Call& call) const {
     const std::size_t slice = many ? kDepthSlice / kernels::kCodeGroup : std::max<std::size_t>(groups, 1);
     parallel_for(*call.context.executor, row_blocks * ceil_div(panels, run),
                  [&](std::size_t task, std::size_t) noexcept {
+                     if (call.workspace.interrupted()) return;
                      Tile tile{};
                      tile.first_row = task % row_blocks * block;
                      tile.rows = std::min(block, call.rows - tile.first_row);

@@ -64,7 +64,8 @@ class Linear {
     enum class Into { overwrite, add };
 
     /// y[r][0..outputs) = x[r][0..inputs) W + b (added to y with Into::add) for `rows` rows; strides in floats. A row
-    /// of y depends on its row of x alone. Every NaN is written as 0x7fc00000. Throws what the workspace's resource
+    /// of y depends on its row of x alone. Where the workspace's call is interrupted, y is unspecified; the caller
+    /// looks. Every NaN is written as 0x7fc00000. Throws what the workspace's resource
     /// throws.
     void apply(Context::Impl& context, Workspace& workspace, const float* x, std::int64_t x_stride, std::int64_t rows,
                float* y, std::int64_t y_stride, Into into = Into::overwrite) const;

@@ -140,7 +140,7 @@ KvCacheOptions Model::ring_options(std::int64_t window, std::int64_t sink_tokens
 }
 
 void Model::forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache,
-                    const OutputTensor<2>& logits) const {
+                    const OutputTensor<2>& logits, const ForwardOptions& options) const {
     const DecoderConfig& config = impl_->decoder.config();
     check_cache(config, cache);
     for (std::size_t i = 0; i < tokens.size(); ++i) {
@@ -172,7 +172,8 @@ void Model::forward(Context& context, std::span<const std::int32_t> tokens, KvCa
                                           cache.length(), info().max_positions));
     }
     with_memory_errors("forward", [&] {
-        impl_->decoder.forward(context, tokens, cache, floats(logits.data), logits.extents[0], logits.strides[0]);
+        impl_->decoder.forward(context, tokens, cache, floats(logits.data), logits.extents[0], logits.strides[0],
+                               {.interrupt = {options.stop, options.deadline}});
     });
 }
 

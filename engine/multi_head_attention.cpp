@@ -204,7 +204,9 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<3>& x, cons
     for (std::size_t i = 0; i < 3; ++i) check_extent("y", i, y.extents[i], x.extents[i], "as in x");
 
     with_memory_errors("MultiHeadAttention::forward", [&] {
+        const Interrupt interrupt{options.stop, options.deadline};
         auto workspace = context.impl().workspaces.lend();
+        workspace->interrupt = &interrupt;
         const Activations a = impl_->reserve(*workspace, x, y);
         impl_->project(context.impl(), *workspace, a, x);
         const auto extents = [&](std::int64_t head_count) { return Extents<4>{batch, head_count, length, head_dim()}; };
@@ -218,6 +220,7 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<3>& x, cons
         attend(context, input(a.query, heads()), input(a.key, kv_heads()), input(a.value, kv_heads()), options,
                OutputTensor<4>{a.heads, DType::f32, extents(heads()), strides(heads())});
         impl_->project_output(context.impl(), *workspace, a, y);
+        interrupt.check("MultiHeadAttention::forward");
     });
 }
 
@@ -231,11 +234,14 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<2>& x, KvCa
     const std::int64_t held = cache.length(layer);
 
     with_memory_errors("MultiHeadAttention::forward", [&] {
+        const Interrupt interrupt{options.stop, options.deadline};
         auto workspace = context.impl().workspaces.lend();
+        workspace->interrupt = &interrupt;
         const InputTensor<3> one_x{x.data, x.dtype, {1, length, d_model()}, {0, x.strides[0], x.strides[1]}};
         const OutputTensor<3> one_y{y.data, y.dtype, {1, length, d_model()}, {0, y.strides[0], y.strides[1]}};
         const Activations a = impl_->reserve(*workspace, one_x, one_y);
         impl_->project(context.impl(), *workspace, a, one_x);
+        interrupt.check("MultiHeadAttention::forward");
         try {
             cache.append(context, layer,
                          impl_->split<InputTensor<3>>(static_cast<const void*>(a.key), kv_heads(), length),
@@ -247,6 +253,7 @@ void MultiHeadAttention::forward(Context& context, const InputTensor<2>& x, KvCa
                 .output = impl_->split<OutputTensor<3>>(static_cast<void*>(a.heads), heads(), length)};
             attend(context, std::span(&query, 1), options);
             impl_->project_output(context.impl(), *workspace, a, one_y);
+            interrupt.check("MultiHeadAttention::forward");
         } catch (...) {
             cache.impl().take_back(layer, held);
             throw;

@@ -191,7 +191,7 @@ template <class Put>
 void write_blocks(const KvCache::Impl& cache, const Put& put) {
     const kernels::BlockLayout layout = cache.pool->impl().layout();
     const auto heads = static_cast<std::size_t>(cache.pool->shape().kv_heads);
-    std::vector<std::byte> copy;
+    std::pmr::vector<std::byte> copy(&cache.memory());
     for (const Layer& layer : cache.layers) {
         for_blocks(layer, [&](std::int64_t b) {
             const Block& block = layer.blocks[b];
@@ -257,13 +257,14 @@ void check_finished(const KvCache::Impl& cache) {
 /// Layers that a file fills, and whose blocks go back to the pool unless they are taken.
 class NewLayers {
   public:
-    explicit NewLayers(const KvCache::Impl& cache) : pool_(cache.pool->impl()) {
+    explicit NewLayers(const KvCache::Impl& cache) : layers(&cache.memory()), pool_(cache.pool->impl()) {
+        layers.reserve(cache.layers.size());
         for (const Layer& layer : cache.layers) {
-            Layer& fresh = layers.emplace_back();
+            Layer& fresh = layers.emplace_back(cache.memory());
             fresh.sinks = layer.sinks;
             fresh.window = layer.window;
             fresh.own_sinks = layer.own_sinks;
-            fresh.blocks = BlockTable(layer.forgets() ? blocks_for(layer.sinks) : 0);
+            fresh.blocks = BlockTable(cache.memory(), layer.forgets() ? blocks_for(layer.sinks) : 0);
         }
     }
     ~NewLayers() {
@@ -281,7 +282,7 @@ class NewLayers {
             needed += static_cast<std::size_t>(HeldBlocks(layer).count());
             layer.blocks.reserve_for(blocks_for(layer.length), layer.held_from / kBlock);
         }
-        std::vector<Block> taken(needed);
+        std::pmr::vector<Block> taken(needed, &pool_.memory());
         pool_.take(taken);
         auto next = taken.begin();
         for (Layer& layer : layers) {
@@ -307,7 +308,7 @@ class NewLayers {
         }
     }
 
-    std::vector<Layer> layers;
+    std::pmr::vector<Layer> layers;
 
   private:
     BlockPool::Impl& pool_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/carver.hpp"
+#include "engine/interrupt.hpp"
 #include "kernels/layout.hpp"
 
 namespace headlong {
@@ -42,12 +43,14 @@ class Workspace {
     explicit Workspace(std::pmr::memory_resource& memory)
         : workers(memory), units(memory), states(memory), rows(memory), quantised(memory), lists(memory) {}
 
-    Buffer workers;    ///< one region per worker
-    Buffer units;      ///< the row blocks of a call
-    Buffer states;     ///< span states that several workers hand in
-    Buffer rows;       ///< activations of a layer
-    Buffer quantised;  ///< rows that meet int8 weights
-    Buffer lists;      ///< the call's sequences
+    Buffer workers;                        ///< one region per worker
+    Buffer units;                          ///< the row blocks of a call
+    Buffer states;                         ///< span states that several workers hand in
+    Buffer rows;                           ///< activations of a layer
+    Buffer quantised;                      ///< rows that meet int8 weights
+    Buffer lists;                          ///< the call's sequences
+    const Interrupt* interrupt = nullptr;  ///< the call's, if it has one: tasks of its layers look at it
+    bool interrupted() const noexcept { return interrupt != nullptr && interrupt->requested(); }
     std::size_t bytes() const noexcept {
         return workers.bytes() + units.bytes() + states.bytes() + rows.bytes() + quantised.bytes() + lists.bytes();
     }
@@ -62,7 +65,10 @@ class WorkspacePool {
       public:
         Lease(WorkspacePool& pool, std::unique_ptr<Workspace> workspace) noexcept
             : pool_(&pool), workspace_(std::move(workspace)), before_(workspace_->bytes()) {}
-        ~Lease() { pool_->take_back(std::move(workspace_), before_); }
+        ~Lease() {
+            workspace_->interrupt = nullptr;
+            pool_->take_back(std::move(workspace_), before_);
+        }
         Lease(const Lease&) = delete;
         Lease& operator=(const Lease&) = delete;
         Workspace* operator->() noexcept { return workspace_.get(); }

@@ -529,8 +529,8 @@ TEST(LifeCycleTest, WhatIsReservedCanBeAppendedWithoutMemory) {
                     options.pool = cache.pool();
                     memory.fail_after(0);
                     for (bool more = true; more;) {
-                        greedy.emplace_back(options);
                         try {
+                            greedy.emplace_back(options);
                             greedy.back().reserve(1);
                         } catch (const OutOfMemory&) {
                             more = false;

@@ -150,7 +150,7 @@ AttentionProblem problem_in(float unit, const AttentionOptions& options, const C
     problem.softcap = options.softcap * unit;
     if (!options.alibi_slopes.empty()) problem.alibi_slopes = options.alibi_slopes.data();
     if (!options.sink_logits.empty()) problem.sink_logits = options.sink_logits.data();
-    problem.stop = options.stop;
+    problem.interrupt = {options.stop, options.deadline};
     return problem;
 }
 
@@ -480,9 +480,8 @@ void tabulate_queries(Context::Impl& context, const std::optional<Rotary>& rotar
 }
 
 void run_or_cancel(Context& context, Workspace& workspace, const AttentionProblem& problem, const char* what) {
-    if (problem.stop.stop_requested() || !run_attention(context.impl(), workspace, problem)) {
-        throw Cancelled(fmt::format("{}: the stop token asked to end the call", what));
-    }
+    problem.interrupt.check(what);
+    if (!run_attention(context.impl(), workspace, problem)) problem.interrupt.check(what);
 }
 
 }  // namespace headlong

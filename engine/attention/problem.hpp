@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <limits>
 #include <span>
-#include <stop_token>
 
 #include "engine/block_table.hpp"
 #include "engine/context_impl.hpp"
+#include "engine/interrupt.hpp"
 #include "engine/key_transform.hpp"
 #include "engine/rows.hpp"
 
@@ -94,7 +94,7 @@ struct AttentionProblem {
     const float* sink_logits = nullptr;   ///< the same
     std::int64_t rotary_half = 0;         ///< pairs that are turned where a sequence has cosines
     bool rotary_interleaved = false;
-    std::stop_token stop;
+    Interrupt interrupt;
 };
 
 /// Positions, offsets and windows are clamped to this: so far out a query sees all keys of a side, or none, and sums
@@ -117,7 +117,7 @@ Range visible_sinks(const AttentionProblem& problem, const Sequence& sequence, s
 void gather_families(const Context::Impl& context, const AttentionProblem& problem,
                      std::span<Sequence> sequences) noexcept;
 
-/// Computes outputs, lse and states. Returns false if the stop token asked for an end. Throws what the memory resource
+/// Computes outputs, lse and states. Returns false if it was interrupted. Throws what the memory resource
 /// throws.
 bool run_attention(Context::Impl& context, Workspace& workspace, const AttentionProblem& problem);
 

@@ -37,7 +37,7 @@ class Fold {
     bool add(const RowBlock& block) noexcept {
         const SpanList spans = block.spans();
         for (std::int64_t n = 0; n < spans.count(); ++n) {
-            if (plan_.problem.stop.stop_requested()) return false;
+            if (plan_.problem.interrupt.requested()) return false;
             if (group_ != kNone && group_of(spans[n]) != group_) close(block);
             if (group_ == kNone) block.begin_group();
             group_ = group_of(spans[n]);
@@ -278,7 +278,7 @@ class Schedule {
         const std::int64_t count = part.end - part.begin;
         const std::int64_t first = part.begin + count * run / unit.runs;
         for (std::int64_t n = first; n < part.begin + count * (run + 1) / unit.runs; ++n) {
-            if (plan_.problem.stop.stop_requested()) return;
+            if (plan_.problem.interrupt.requested()) return;
             if (n == first) block.load_query(is_sink_span(spans[n]));
             if (n != first) block.load_query_for(spans, n);
             block.store_span(spans[n], at(n));
@@ -330,11 +330,11 @@ bool run_attention(Context::Impl& context, Workspace& workspace, const Attention
         const std::int64_t tasks = schedule.begin_wave(wave);
         if (tasks == 0) return true;
         parallel_for(*context.executor, size(tasks), [&](std::size_t task, std::size_t worker) noexcept {
-            if (problem.stop.stop_requested()) return;
+            if (problem.interrupt.requested()) return;
             Scratch scratch = scratch_of(worker);
             schedule.run(static_cast<std::int64_t>(task), wave, scratch);
         });
-        if (problem.stop.stop_requested()) return false;
+        if (problem.interrupt.requested()) return false;
     }
 }
 
@@ -356,11 +356,11 @@ bool run_scores(Context::Impl& context, Workspace& workspace, const AttentionPro
                      const std::int64_t sequence = item / problem.kv_heads;
                      const std::int64_t kv_len = problem.sequences[size(sequence)].kv_len;
                      for (std::int64_t span = 0; span * kSpan < kv_len; ++span) {
-                         if (problem.stop.stop_requested()) return;
+                         if (problem.interrupt.requested()) return;
                          block.write_scores(span, scores[size(sequence)], weights);
                      }
                  });
-    return !problem.stop.stop_requested();
+    return !problem.interrupt.requested();
 }
 
 }  // namespace headlong

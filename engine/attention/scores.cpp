@@ -82,9 +82,8 @@ void run_stage(Context& context, Workspace& workspace, const AttentionOptions& o
         run_or_cancel(context, workspace, problem, "attention_scores");
     }
     cover_all_keys(lists.sequences, kv_len);
-    if (problem.stop.stop_requested() || !run_scores(impl, workspace, problem, lists.scores, weights)) {
-        throw Cancelled("attention_scores: the stop token asked to end the call");
-    }
+    problem.interrupt.check("attention_scores");
+    if (!run_scores(impl, workspace, problem, lists.scores, weights)) problem.interrupt.check("attention_scores");
 }
 
 }  // namespace

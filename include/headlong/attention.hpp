@@ -17,6 +17,7 @@
 // choice, and agree within rounding.)
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -84,8 +85,11 @@ struct AttentionOptions {
     /// attention_scores() before masks, which shows all pairs).
     std::span<const std::int64_t> kv_lengths = {};
 
-    /// Checked between tasks; a stop requested during the call ends it with Cancelled, its outputs unspecified.
+    /// Checked before each row block's span of 512 keys, and between the tiles of a layer's products: a stop that is
+    /// requested ends the call with Cancelled, its outputs unspecified.
     std::stop_token stop = {};
+    /// The same once this time has come.
+    std::optional<std::chrono::steady_clock::time_point> deadline = {};
 };
 
 /// The window_left of a sliding window that counts the query's own position, as in Hugging Face and ONNX Runtime

@@ -48,7 +48,8 @@ struct KvShape {
 };
 
 /// Blocks of one shape, shared by any number of caches. Thread-safe. Memory is taken from the resource in slabs
-/// that grow with use, and is kept until the pool is destroyed, after the last cache that uses it.
+/// that grow with use, and is kept until the pool is destroyed, after the last cache that uses it. What its caches hold
+/// beside blocks (their tables, rotary descriptions, a centre) comes from the resource, too.
 class BlockPool {
   public:
     /// `memory` must outlive the pool and be thread-safe; nullptr = aligned operator new.

@@ -1,6 +1,7 @@
 // Decoder models from Hugging Face folders, and text from them.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -61,6 +62,13 @@ struct ModelInfo {
     std::vector<std::int32_t> eos_ids;        ///< tokens that end a text
 };
 
+/// When a forward pass is to end before it is done, with Cancelled: looked at between the tiles of its products and
+/// attention.
+struct ForwardOptions {
+    std::stop_token stop = {};                                           ///< a stop is requested, or ...
+    std::optional<std::chrono::steady_clock::time_point> deadline = {};  ///< ... this time has come
+};
+
 /// A decoder and its tokenizer. Immutable once made: any number of threads may use it at once, with contexts of any
 /// instruction set.
 class Model {
@@ -90,9 +98,9 @@ class Model {
     /// Appends tokens to a cache of cache_options() or ring_options(), of any types, and writes the logits [m,
     /// vocab_size] that follow each of the last m of them, m from 0 to their number. A row's bits do not depend on how
     /// tokens were split into calls, or on threads. Throws and leaves the cache as it was if a token or shape is wrong,
-    /// the cache is full, or memory runs out.
-    void forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache,
-                 const OutputTensor<2>& logits) const;
+    /// the cache is full, memory runs out, or `options` ask for an end.
+    void forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, const OutputTensor<2>& logits,
+                 const ForwardOptions& options = {}) const;
 
     class Impl;
     const Impl& impl() const noexcept { return *impl_; }  ///< for the library's own use
@@ -149,7 +157,8 @@ struct GenerateOptions {
     /// Called with each piece of text once it is certain (never half a character, nothing that may be part of a stop
     /// text); returns false to end the generation, and is not called again then.
     std::function<bool(std::string_view piece)> on_text = {};
-    std::stop_token stop_token = {};  ///< ends the generation between tokens and between chunks of the prompt
+    std::stop_token stop_token = {};  ///< ends the generation at once: what is computed of a token or chunk is dropped
+    std::optional<std::chrono::steady_clock::time_point> deadline = {};  ///< the same once this time has come
 };
 
 enum class StopReason : std::uint8_t {
@@ -157,7 +166,7 @@ enum class StopReason : std::uint8_t {
     end_of_text,   ///< an end-of-text token, which is not part of the result
     stop_text,     ///< one of GenerateOptions::stop
     context_full,  ///< the text has max_positions tokens, and the cache is no ring
-    cancelled,     ///< the stop token, or on_text
+    cancelled,     ///< the stop token, the deadline, or on_text
 };
 
 /// "max_tokens", "end_of_text" and so on.

@@ -6,5 +6,7 @@
 namespace headlong::test {
 
 std::size_t operator_new_calls() noexcept;
+/// Bytes that it was asked for in all, whatever was given back.
+std::size_t operator_new_bytes() noexcept;
 
 }  // namespace headlong::test
