@@ -71,9 +71,10 @@ void CallbackExecutor::run(std::size_t tasks, Body body, void* state) {
     Loop loop{.body = body, .state = state, .tasks = tasks, .workers = worker_slots()};
     executor_.run(executor_.user, tasks, &run_task, &loop);
     if (loop.out_of_range.load(std::memory_order_relaxed)) {
-        throw InvalidArgument(fmt::format("hl_executor: run passed a task or worker out of range; there are {} tasks "
-                                          "and {} worker_slots",
-                                          tasks, worker_slots()));
+        throw InvalidArgument(
+            fmt::format("hl_executor: run passed a task or worker out of range; there are {} tasks "
+                        "and {} worker_slots",
+                        tasks, worker_slots()));
     }
     const std::size_t done = loop.done.load(std::memory_order_acquire);
     if (done != tasks) {

@@ -1,8 +1,8 @@
 // The callbacks of a C program as the objects that the engine takes.
 #pragma once
 
-#include <headlong/context.hpp>
 #include <headlong/headlong.h>
+#include <headlong/context.hpp>
 
 #include <cstddef>
 #include <memory_resource>

@@ -9,8 +9,8 @@ Isa isa_of(const char* field, const char* name) {
     if (const auto isa = parse_isa(name)) return *isa;
     char shown[64];  // the name may be of any length
     copy_text(name, shown, sizeof(shown));
-    throw InvalidArgument(
-        fmt::format("hl_context_options: {} is \"{}\", which is no instruction set; those available: {}", field, shown, [] {
+    throw InvalidArgument(fmt::format(
+        "hl_context_options: {} is \"{}\", which is no instruction set; those available: {}", field, shown, [] {
             std::string names;
             for (const Isa isa : available_isas()) names += (names.empty() ? "" : ", ") + std::string(to_string(isa));
             return names;
@@ -83,7 +83,8 @@ size_t hl_context_scratch_bytes(const hl_context* context) noexcept {
 }
 
 hl_status hl_cancel_create(hl_cancel** cancel) noexcept {
-    return guard(static_cast<Core*>(nullptr), [&] { result("cancel", cancel) = std::make_unique<hl_cancel>().release(); });
+    return guard(static_cast<Core*>(nullptr),
+                 [&] { result("cancel", cancel) = std::make_unique<hl_cancel>().release(); });
 }
 
 void hl_cancel_destroy(hl_cancel* cancel) noexcept { delete cancel; }

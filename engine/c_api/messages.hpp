@@ -14,8 +14,8 @@ namespace headlong::c_api {
 void copy_text(std::string_view text, char* to, std::size_t capacity) noexcept;
 
 /// Thread-safe. A thread-local text would be global state, and one text for all threads would be overwritten before it
-/// is read; so each thread that has failed has a slot, found by its id. Slots are only ever added, and a text is touched
-/// by its own thread alone. (Ids of threads that ended are used again, and so are their slots.)
+/// is read; so each thread that has failed has a slot, found by its id. Slots are only ever added, and a text is
+/// touched by its own thread alone. (Ids of threads that ended are used again, and so are their slots.)
 class Messages {
   public:
     Messages() = default;

@@ -97,8 +97,7 @@ AttentionOptions attention_options(const hl_attention_options* given) {
     enum class Causal : std::uint8_t { by_default, no, yes };
     const auto causal = enum_of<Causal>("causal", from.causal, 3, "HL_CAUSAL_DEFAULT, HL_CAUSAL_NO, HL_CAUSAL_YES");
     if (causal != Causal::by_default) options.causal = causal == Causal::yes;
-    options.alignment =
-        enum_of<Alignment>("alignment", from.alignment, 3, "HL_BOTTOM_RIGHT, HL_TOP_LEFT, HL_OFFSET");
+    options.alignment = enum_of<Alignment>("alignment", from.alignment, 3, "HL_BOTTOM_RIGHT, HL_TOP_LEFT, HL_OFFSET");
     options.causal_offset = from.causal_offset;
     options.window_left = from.window_left;
     options.window_right = from.window_right;
