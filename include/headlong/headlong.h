@@ -148,6 +148,7 @@ typedef struct hl_executor {
     void (*run)(void* user, size_t tasks, hl_task task, void* state);
 } hl_executor;
 
+/// What a context is made of.
 typedef struct hl_context_options {
     size_t size;                  ///< sizeof(hl_context_options)
     const char* isa;              ///< exactly this instruction set ("avx2"); HL_UNSUPPORTED if it is not available
@@ -191,6 +192,7 @@ HL_API size_t hl_context_scratch_bytes(const hl_context* context) HL_NOEXCEPT;
 /// Makes a token that is not requested. It must outlive the calls that it is passed to. HL_INVALID_ARGUMENT,
 /// HL_OUT_OF_MEMORY. Threads: any.
 HL_API hl_status hl_cancel_create(hl_cancel** cancel) HL_NOEXCEPT;
+/// Threads: any, but not while a call uses it.
 HL_API void hl_cancel_destroy(hl_cancel* cancel) HL_NOEXCEPT;
 /// Asks all calls that use the token, those that run and those to come, to end. It locks a mutex: not from a signal
 /// handler. Nothing happens for NULL. Threads: any.
@@ -213,7 +215,7 @@ enum hl_dtype {
 /// Strides may be negative; those of inputs may be 0 to broadcast. A view with an extent of 0 is never touched and may
 /// have a NULL data. Inputs are not written. Rank 0 with a NULL data means that an optional tensor is not there.
 typedef struct hl_tensor {
-    void* data;
+    void* data;          ///< element [0, 0, ...]
     int32_t dtype;       ///< an hl_dtype
     int32_t rank;        ///< how many extents and strides count
     int64_t extents[4];  ///< >= 0
@@ -230,8 +232,8 @@ HL_API hl_tensor hl_dense(const void* data, int32_t dtype, int32_t rank, const i
 enum hl_mask_type {
     HL_MASK_BOOLEAN = 0,  ///< one byte, nonzero = attend
     HL_MASK_F32 = 1,      ///< added to scores; -infinity = not allowed
-    HL_MASK_F16 = 2,
-    HL_MASK_BF16 = 3
+    HL_MASK_F16 = 2,      ///< the same in binary16
+    HL_MASK_BF16 = 3      ///< the same in bfloat16
 };
 
 /// Which keys a mask's last dimension is laid over.
@@ -243,12 +245,12 @@ enum hl_mask_keys {
 /// A mask over scores, broadcast by right alignment against [batch, heads, q_len, kv_len]. An extent of 1 broadcasts,
 /// and so does a stride of 0. Fewer keys than there are (but not 1) leave the others not allowed.
 typedef struct hl_mask {
-    size_t size;  ///< sizeof(hl_mask)
-    const void* data;
-    int32_t type;  ///< an hl_mask_type
-    int32_t rank;  ///< 1 to 4
-    int32_t keys;  ///< an hl_mask_keys
-    int32_t reserved;
+    size_t size;         ///< sizeof(hl_mask)
+    const void* data;    ///< element [0, 0, ...]
+    int32_t type;        ///< an hl_mask_type
+    int32_t rank;        ///< 1 to 4
+    int32_t keys;        ///< an hl_mask_keys
+    int32_t reserved;    ///< 0
     int64_t extents[4];  ///< the first `rank` of them
     int64_t strides[4];  ///< in elements, of any sign
 } hl_mask;
@@ -256,8 +258,8 @@ typedef struct hl_mask {
 /// Whether row i sees only keys j <= i + offset.
 enum hl_causal {
     HL_CAUSAL_DEFAULT = 0,  ///< not for plain tensors, yes with a cache
-    HL_CAUSAL_NO = 1,
-    HL_CAUSAL_YES = 2
+    HL_CAUSAL_NO = 1,       ///< it sees all keys
+    HL_CAUSAL_YES = 2       ///< it does
 };
 
 /// Where query row i stands among the keys: its position is i + offset.
@@ -277,17 +279,17 @@ typedef struct hl_attention_options {
     int64_t causal_offset;  ///< with HL_OFFSET, else 0
     /// A query at position p sees the keys p - window_left <= j <= p + window_right; -1 (the default) = unbounded.
     int64_t window_left;
-    int64_t window_right;
-    float softcap;  ///< scores become softcap * tanh(score / softcap), before ALiBi and masks; 0 = off
-    int32_t reserved;
+    int64_t window_right;       ///< keys after the query, as window_left
+    float softcap;              ///< scores become softcap * tanh(score / softcap), before ALiBi and masks; 0 = off
+    int32_t reserved;           ///< 0
     const float* alibi_slopes;  ///< one per query head, finite
-    size_t alibi_slopes_count;
-    const hl_mask* mask;
-    const float* sink_logits;  ///< one per query head; finite, or -infinity for none
-    size_t sink_logits_count;
+    size_t alibi_slopes_count;  ///< 0 = no ALiBi
+    const hl_mask* mask;        ///< broadcast against [batch, heads, q_len, kv_len]; NULL = none
+    const float* sink_logits;   ///< one per query head; finite, or -infinity for none
+    size_t sink_logits_count;   ///< 0 = none
     const int64_t* kv_lengths;  ///< live keys, per sequence of the call
-    size_t kv_lengths_count;
-    hl_cancel* cancel;  ///< checked between tasks; the call ends with HL_CANCELLED
+    size_t kv_lengths_count;    ///< 0 = all keys are live
+    hl_cancel* cancel;          ///< checked between tasks; the call ends with HL_CANCELLED
 } hl_attention_options;
 
 /// Sets `size` bytes to the defaults; pass sizeof *options. HL_INVALID_ARGUMENT, and a size of 0 in the structure, if
@@ -324,10 +326,10 @@ typedef struct hl_cached_query {
     size_t size;            ///< sizeof(hl_cached_query)
     hl_tensor query;        ///< [heads, q_len, head_dim]
     const hl_cache* cache;  ///< its keys and values; read, not changed
-    size_t layer;
-    hl_tensor output;     ///< [heads, q_len, value_dim]
-    hl_tensor lse;        ///< [heads, q_len], f32; rank 0 = not wanted
-    const hl_mask* mask;  ///< of its own, rank 1 to 3, or NULL; not together with hl_attention_options.mask
+    size_t layer;           ///< of the cache
+    hl_tensor output;       ///< [heads, q_len, value_dim]
+    hl_tensor lse;          ///< [heads, q_len], f32; rank 0 = not wanted
+    const hl_mask* mask;    ///< of its own, rank 1 to 3, or NULL; not together with hl_attention_options.mask
 } hl_cached_query;
 
 /// Attention of `count` sequences, each over a layer of a cache: rows of a prompt, of a chunk or of one decode step,
@@ -351,7 +353,13 @@ HL_API hl_status hl_attend_cached(hl_context* context, const hl_cached_query* qu
 
 /// How a cache stores keys or values. int8 and int4 are quantised in groups, and attention over them computes in
 /// integers.
-enum hl_kv_type { HL_KV_F32 = 0, HL_KV_F16 = 1, HL_KV_BF16 = 2, HL_KV_INT8 = 3, HL_KV_INT4 = 4 };
+enum hl_kv_type {
+    HL_KV_F32 = 0,   ///< 4 bytes an element
+    HL_KV_F16 = 1,   ///< 2 bytes
+    HL_KV_BF16 = 2,  ///< 2 bytes
+    HL_KV_INT8 = 3,  ///< 1 byte, and a scale per group
+    HL_KV_INT4 = 4   ///< half a byte, and a scale per group
+};
 
 /// What the rows of a cache look like.
 typedef struct hl_kv_shape {
@@ -370,39 +378,40 @@ enum hl_rotary_pairing {
 
 /// How its frequencies are stretched to longer contexts; the formulas are those of Hugging Face transformers.
 enum hl_rotary_scaling {
-    HL_ROTARY_NONE = 0,
-    HL_ROTARY_LINEAR = 1,
-    HL_ROTARY_NTK = 2,
-    HL_ROTARY_LLAMA3 = 3,
-    HL_ROTARY_YARN = 4,
-    HL_ROTARY_LONGROPE = 5
+    HL_ROTARY_NONE = 0,     ///< as they are
+    HL_ROTARY_LINEAR = 1,   ///< all divided by factor
+    HL_ROTARY_NTK = 2,      ///< theta times factor^(r / (r - 2))
+    HL_ROTARY_LLAMA3 = 3,   ///< long wavelengths divided, short ones kept, between them a ramp
+    HL_ROTARY_YARN = 4,     ///< a ramp over pairs, and an attention factor
+    HL_ROTARY_LONGROPE = 5  ///< one divisor per pair, and an attention factor
 };
 
 /// A rotary position embedding. Fields of other scalings than the chosen one are not looked at. headlong/rotary.hpp
 /// says for each what is allowed.
 typedef struct hl_rotary_options {
-    size_t size;         ///< set by hl_rotary_options_init()
-    int64_t head_dim;    ///< 1 to 2^20
-    int64_t rotary_dim;  ///< even: what is turned; 0 = head_dim
-    double theta;        ///< base of the frequencies; 10000
-    int32_t pairing;     ///< an hl_rotary_pairing
-    int32_t scaling;     ///< an hl_rotary_scaling
-    double factor;       ///< 1
-    int64_t original_context;
-    double low_freq_factor;   ///< llama3; 1
-    double high_freq_factor;  ///< llama3; 4
-    double beta_fast;         ///< yarn; 32
-    double beta_slow;         ///< yarn; 1
-    int32_t truncate;         ///< yarn; yes
-    int32_t has_attention_factor;
-    double attention_factor;     ///< yarn, longrope
-    const double* pair_factors;  ///< longrope: one per pair
-    size_t pair_factors_count;
+    size_t size;                   ///< set by hl_rotary_options_init()
+    int64_t head_dim;              ///< 1 to 2^20
+    int64_t rotary_dim;            ///< even: what is turned; 0 = head_dim
+    double theta;                  ///< base of the frequencies; 10000
+    int32_t pairing;               ///< an hl_rotary_pairing
+    int32_t scaling;               ///< an hl_rotary_scaling
+    double factor;                 ///< 1
+    int64_t original_context;      ///< llama3, yarn, longrope: the context trained at
+    double low_freq_factor;        ///< llama3; 1
+    double high_freq_factor;       ///< llama3; 4
+    double beta_fast;              ///< yarn; 32
+    double beta_slow;              ///< yarn; 1
+    int32_t truncate;              ///< yarn; yes
+    int32_t has_attention_factor;  ///< no: computed from factor
+    double attention_factor;       ///< yarn, longrope
+    const double* pair_factors;    ///< longrope: one per pair
+    size_t pair_factors_count;     ///< rotary_dim / 2, or 0
 } hl_rotary_options;
 
 /// As hl_attention_options_init().
 HL_API hl_status hl_rotary_options_init(hl_rotary_options* options, size_t size) HL_NOEXCEPT;
 
+/// What a cache holds, and how.
 typedef struct hl_cache_options {
     size_t size;        ///< set by hl_cache_options_init()
     hl_kv_shape shape;  ///< kv_heads 1, f32; the dims have no default
@@ -413,14 +422,14 @@ typedef struct hl_cache_options {
     int64_t max_chunk;      ///< tokens that layers which forget take at once; 512
     int32_t ring;           ///< holds the first sink_tokens and the last capacity - sink_tokens of any number of tokens
     int32_t hadamard_keys;  ///< turn keys by a Walsh-Hadamard transform before quantising; int8 and int4
-    const int64_t* layer_windows;  ///< per layer, NULL = none: tokens that a query sees, its own included; 0 = all
-    size_t layer_windows_count;
+    const int64_t* layer_windows;     ///< per layer, NULL = none: tokens that a query sees, its own included; 0 = all
+    size_t layer_windows_count;       ///< layers, or 0
     const hl_rotary_options* rotary;  ///< NULL: rows are taken as they are
     /// Per layer, in the place of rotary; an element may be NULL.
     const hl_rotary_options* const* layer_rotary;
-    size_t layer_rotary_count;
-    const float* key_centre;  ///< [kv_heads, head_dim], copied: subtracted before quantising; int8 and int4
-    size_t key_centre_count;
+    size_t layer_rotary_count;  ///< layers, or 0
+    const float* key_centre;    ///< [kv_heads, head_dim], copied: subtracted before quantising; int8 and int4
+    size_t key_centre_count;    ///< kv_heads * head_dim, or 0
     hl_pool* pool;  ///< to share blocks; must have the same shape. NULL: blocks of its own, from the context's memory
 } hl_cache_options;
 
@@ -430,6 +439,7 @@ HL_API hl_status hl_cache_options_init(hl_cache_options* options, size_t size) H
 /// Makes a pool, whose slabs come from the context's memory and are kept until the pool and all caches that use it are
 /// destroyed. HL_INVALID_ARGUMENT, HL_UNSUPPORTED, HL_OUT_OF_MEMORY. Threads: any.
 HL_API hl_status hl_pool_create(hl_context* context, const hl_kv_shape* shape, hl_pool** pool) HL_NOEXCEPT;
+/// Caches that use the pool keep its blocks. Threads: any.
 HL_API void hl_pool_destroy(hl_pool* pool) HL_NOEXCEPT;
 /// Bytes of one block: 64 tokens of all KV heads of one layer. Threads: any.
 HL_API size_t hl_pool_block_bytes(const hl_pool* pool) HL_NOEXCEPT;
@@ -470,17 +480,17 @@ HL_API size_t hl_cache_reserved_bytes(const hl_cache* cache) HL_NOEXCEPT;
 
 /// What a cache is, and how full.
 typedef struct hl_cache_info {
-    size_t size;  ///< sizeof(hl_cache_info), set by the caller
-    hl_kv_shape shape;
-    int64_t layers;
-    int64_t capacity;
-    int64_t sink_tokens;
-    int64_t max_chunk;
-    int64_t length;
-    int32_t ring;
-    int32_t forgets;  ///< in a ring, or by a window: appends of at most max_chunk tokens are then safe
-    size_t used_bytes;
-    size_t reserved_bytes;
+    size_t size;            ///< sizeof(hl_cache_info), set by the caller
+    hl_kv_shape shape;      ///< what its rows look like
+    int64_t layers;         ///< of the model
+    int64_t capacity;       ///< as in hl_cache_options
+    int64_t sink_tokens;    ///< as in hl_cache_options
+    int64_t max_chunk;      ///< as in hl_cache_options
+    int64_t length;         ///< as hl_cache_length()
+    int32_t ring;           ///< as in hl_cache_options
+    int32_t forgets;        ///< in a ring, or by a window: appends of at most max_chunk tokens are then safe
+    size_t used_bytes;      ///< as hl_cache_used_bytes()
+    size_t reserved_bytes;  ///< as hl_cache_reserved_bytes()
 } hl_cache_info;
 
 /// Fills `info` as far as its size says. HL_INVALID_ARGUMENT. Threads: any.
@@ -528,6 +538,7 @@ HL_API const void* hl_cache_attachment(const hl_cache* cache, size_t* bytes) HL_
 //   Q, K, V = x Wq + bq, x Wk + bk, x Wv + bv      split into heads
 //   y       = concatenate(softmax(Q K^T / sqrt(head_dim)) V) Wo + bo
 
+/// A layer's heads.
 typedef struct hl_layer_options {
     size_t size;       ///< sizeof(hl_layer_options)
     int64_t heads;     ///< >= 1; head_dim is query's outputs / heads
@@ -550,17 +561,18 @@ typedef struct hl_layer_weights {
 
 /// What a layer is.
 typedef struct hl_layer_info {
-    size_t size;  ///< sizeof(hl_layer_info), set by the caller
-    int64_t d_model;
-    int64_t heads;
-    int64_t kv_heads;
-    int64_t head_dim;
+    size_t size;       ///< sizeof(hl_layer_info), set by the caller
+    int64_t d_model;   ///< elements of a row of x and y
+    int64_t heads;     ///< query heads
+    int64_t kv_heads;  ///< heads of keys and values
+    int64_t head_dim;  ///< elements of a head
 } hl_layer_info;
 
 /// Makes a layer, which copies the weights to the context's memory and never changes. HL_INVALID_ARGUMENT,
 /// HL_OUT_OF_MEMORY. Threads: any.
 HL_API hl_status hl_layer_create(hl_context* context, const hl_layer_options* options, const hl_layer_weights* weights,
                                  hl_layer** layer) HL_NOEXCEPT;
+/// Threads: any, but not while a call uses it.
 HL_API void hl_layer_destroy(hl_layer* layer) HL_NOEXCEPT;
 /// Fills `info` as far as its size says. HL_INVALID_ARGUMENT. Threads: any.
 HL_API hl_status hl_layer_get_info(const hl_layer* layer, hl_layer_info* info) HL_NOEXCEPT;
@@ -595,13 +607,14 @@ HL_API hl_status hl_layer_forward_cached(hl_context* context, const hl_layer* la
 /// How linear layers store their weights.
 enum hl_weight_type {
     HL_WEIGHTS_AS_FILE = 0,  ///< as the file does
-    HL_WEIGHTS_F32 = 1,
-    HL_WEIGHTS_F16 = 2,
-    HL_WEIGHTS_BF16 = 3,
-    HL_WEIGHTS_INT8 = 4,
-    HL_WEIGHTS_INT4 = 5
+    HL_WEIGHTS_F32 = 1,      ///< binary32
+    HL_WEIGHTS_F16 = 2,      ///< binary16, rounded to nearest even
+    HL_WEIGHTS_BF16 = 3,     ///< bfloat16, rounded to nearest even
+    HL_WEIGHTS_INT8 = 4,     ///< quantised in groups of 64 inputs
+    HL_WEIGHTS_INT4 = 5      ///< quantised in groups of 64 inputs
 };
 
+/// How a model is loaded.
 typedef struct hl_model_options {
     size_t size;      ///< set by hl_model_options_init()
     int32_t weights;  ///< an hl_weight_type
@@ -609,7 +622,7 @@ typedef struct hl_model_options {
     /// Called while weights are loaded, on the calling thread, with the bytes of the file that are done and all of
     /// them; may be NULL.
     void (*on_load)(void* user, uint64_t done, uint64_t all);
-    void* user;
+    void* user;  ///< passed to the callbacks
 } hl_model_options;
 
 /// As hl_attention_options_init().
@@ -617,14 +630,14 @@ HL_API hl_status hl_model_options_init(hl_model_options* options, size_t size) H
 
 /// The files of a model that the program holds in memory. Weights are not copied and must outlive the model.
 typedef struct hl_model_files {
-    size_t size;         ///< sizeof(hl_model_files)
-    const char* name;    ///< for messages; NULL = "model"
-    const char* config;  ///< config.json
-    size_t config_bytes;
-    const char* tokenizer;  ///< tokenizer.json
-    size_t tokenizer_bytes;
-    const void* weights;  ///< model.safetensors
-    size_t weights_bytes;
+    size_t size;             ///< sizeof(hl_model_files)
+    const char* name;        ///< for messages; NULL = "model"
+    const char* config;      ///< config.json
+    size_t config_bytes;     ///< of config, or HL_TO_THE_END
+    const char* tokenizer;   ///< tokenizer.json
+    size_t tokenizer_bytes;  ///< of tokenizer, or HL_TO_THE_END
+    const void* weights;     ///< model.safetensors
+    size_t weights_bytes;    ///< of weights
 } hl_model_files;
 
 /// Reads a Hugging Face folder: config.json, tokenizer.json, generation_config.json if it is there, and the
@@ -635,23 +648,24 @@ HL_API hl_status hl_model_load(hl_context* context, const char* folder, const hl
 /// The same of files in memory. Threads: any.
 HL_API hl_status hl_model_load_memory(hl_context* context, const hl_model_files* files, const hl_model_options* options,
                                       hl_model** model) HL_NOEXCEPT;
+/// Threads: any, but not while a call uses it.
 HL_API void hl_model_destroy(hl_model* model) HL_NOEXCEPT;
 
 /// What a model is, from its config.json. Pointers are valid as long as the model.
 typedef struct hl_model_info {
-    size_t size;  ///< sizeof(hl_model_info), set by the caller
-    const char* architecture;
-    int64_t vocab_size;
-    int64_t hidden_size;
-    int64_t layers;
-    int64_t heads;
-    int64_t kv_heads;
-    int64_t head_dim;
-    int64_t max_positions;   ///< tokens a text may have
-    const int32_t* eos_ids;  ///< tokens that end a text
-    size_t eos_ids_count;
-    int32_t has_bos_id;
-    int32_t bos_id;  ///< the token that begins a text
+    size_t size;               ///< sizeof(hl_model_info), set by the caller
+    const char* architecture;  ///< as config.json spells it
+    int64_t vocab_size;        ///< elements of a row of logits
+    int64_t hidden_size;       ///< elements of a hidden state
+    int64_t layers;            ///< of the decoder
+    int64_t heads;             ///< query heads
+    int64_t kv_heads;          ///< heads of keys and values
+    int64_t head_dim;          ///< elements of a head
+    int64_t max_positions;     ///< tokens a text may have
+    const int32_t* eos_ids;    ///< tokens that end a text
+    size_t eos_ids_count;      ///< tokens in eos_ids
+    int32_t has_bos_id;        ///< whether there is a bos_id
+    int32_t bos_id;            ///< the token that begins a text
 } hl_model_info;
 
 /// Fills `info` as far as its size says. HL_INVALID_ARGUMENT, HL_UNSUPPORTED. Threads: any.
@@ -692,6 +706,7 @@ HL_API hl_status hl_model_cache_create(hl_context* context, const hl_model* mode
 HL_API hl_status hl_model_forward(hl_context* context, const hl_model* model, const int32_t* tokens, size_t count,
                                   hl_cache* cache, const hl_tensor* logits) HL_NOEXCEPT;
 
+/// How a text is continued.
 typedef struct hl_generate_options {
     size_t size;         ///< set by hl_generate_options_init()
     int64_t max_tokens;  ///< to generate at most; 256
@@ -701,20 +716,20 @@ typedef struct hl_generate_options {
     uint64_t seed;       ///< the same seed, logits and options give the same tokens
     /// Texts that end the generation, and are cut off; UTF-8, ended by 0, 1 to 4,096 bytes each.
     const char* const* stop_texts;
-    size_t stop_texts_count;
-    int32_t ignore_eos;  ///< go on after an end-of-text token
-    int32_t reserved;
-    int32_t key_type;       ///< an hl_kv_type: of the cache that hl_generate() makes
-    int32_t value_type;     ///< an hl_kv_type
-    int64_t window;         ///< of the ring cache that hl_generate() makes; 0 = none
-    int64_t sink_tokens;    ///< of that ring
-    int64_t prefill_chunk;  ///< tokens of the prompt that are computed at once; 512
+    size_t stop_texts_count;  ///< texts in stop_texts
+    int32_t ignore_eos;       ///< go on after an end-of-text token
+    int32_t reserved;         ///< 0
+    int32_t key_type;         ///< an hl_kv_type: of the cache that hl_generate() makes
+    int32_t value_type;       ///< an hl_kv_type
+    int64_t window;           ///< of the ring cache that hl_generate() makes; 0 = none
+    int64_t sink_tokens;      ///< of that ring
+    int64_t prefill_chunk;    ///< tokens of the prompt that are computed at once; 512
     /// Called after each chunk of the prompt, on the calling thread, with the tokens done and all of them; may be NULL.
     void (*on_prefill)(void* user, int64_t done, int64_t all);
     /// Called with each piece of text once it is certain, on the calling thread: whole characters of UTF-8, `bytes`
     /// bytes and a 0 behind them. Returns 0 to go on, anything else to end the generation. May be NULL.
     int32_t (*on_text)(void* user, const char* piece, size_t bytes);
-    void* user;
+    void* user;         ///< passed to the callbacks
     hl_cancel* cancel;  ///< ends the generation between tokens and between chunks of the prompt
 } hl_generate_options;
 
@@ -731,6 +746,7 @@ HL_API hl_status hl_generate(hl_context* context, const hl_model* model, const c
 HL_API hl_status hl_generate_cached(hl_context* context, const hl_model* model, hl_cache* cache, const int32_t* prompt,
                                     size_t count, const hl_generate_options* options,
                                     hl_generation** generation) HL_NOEXCEPT;
+/// Threads: any.
 HL_API void hl_generation_destroy(hl_generation* generation) HL_NOEXCEPT;
 
 /// Why a generation ended.
@@ -744,20 +760,20 @@ enum hl_stop_reason {
 
 /// What was generated. Pointers are valid as long as the hl_generation.
 typedef struct hl_generation_info {
-    size_t size;  ///< sizeof(hl_generation_info), set by the caller
-    const int32_t* prompt_tokens;
-    size_t prompt_tokens_count;
-    const int32_t* tokens;  ///< the continuation alone
-    size_t tokens_count;
-    const char* text;  ///< of the continuation alone, ended by 0
-    size_t text_bytes;
-    int32_t reason;  ///< an hl_stop_reason
-    int32_t reserved;
-    int64_t prefill_tokens;  ///< tokens of the prompt that were computed
-    double prefill_seconds;
-    int64_t decode_steps;  ///< tokens that were computed one by one; the first one comes with the prefill
-    double decode_seconds;
-    size_t kv_bytes;  ///< used by the cache at the end
+    size_t size;                   ///< sizeof(hl_generation_info), set by the caller
+    const int32_t* prompt_tokens;  ///< of the prompt, special tokens included
+    size_t prompt_tokens_count;    ///< tokens in prompt_tokens
+    const int32_t* tokens;         ///< the continuation alone
+    size_t tokens_count;           ///< tokens in tokens
+    const char* text;              ///< of the continuation alone, ended by 0
+    size_t text_bytes;             ///< bytes of text, without the 0
+    int32_t reason;                ///< an hl_stop_reason
+    int32_t reserved;              ///< 0
+    int64_t prefill_tokens;        ///< tokens of the prompt that were computed
+    double prefill_seconds;        ///< what they took
+    int64_t decode_steps;          ///< tokens that were computed one by one; the first one comes with the prefill
+    double decode_seconds;         ///< what they took
+    size_t kv_bytes;               ///< used by the cache at the end
 } hl_generation_info;
 
 /// Fills `info` as far as its size says. HL_INVALID_ARGUMENT, HL_UNSUPPORTED. Threads: any.
