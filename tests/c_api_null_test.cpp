@@ -89,7 +89,7 @@ TEST(CApiNull, Attention) {
     EXPECT_REFUSED(c, hl_attend_packed(c, p, p, p, offsets, offsets, 1, nullptr, nullptr, nullptr), "output is NULL");
     EXPECT_REFUSED(c, hl_attend_packed(c, p, p, p, offsets, offsets, SIZE_MAX, nullptr, p, nullptr), "sequences");
     EXPECT_REFUSED(c, hl_attend_packed(c, p, p, p, offsets, offsets, SIZE_MAX / 4, nullptr, p, nullptr),
-                   "query_offsets");
+                   "offsets: its count");
     EXPECT_EQ(hl_attend_cached(nullptr, nullptr, 0, nullptr), HL_INVALID_ARGUMENT);
     EXPECT_EQ(hl_attend_cached(c, nullptr, 0, nullptr), HL_OK) << hl_context_message(c);
     EXPECT_REFUSED(c, hl_attend_cached(c, nullptr, 1, nullptr), "queries is NULL");
@@ -272,11 +272,11 @@ TEST(CApiNull, Model) {
     EXPECT_REFUSED(c, hl_model_cache_create(c, model, nullptr, nullptr), "cache is NULL");
     ASSERT_EQ(hl_model_cache_create(c, model, nullptr, &made), HL_OK) << hl_context_message(c);
     const Handle<hl_cache> cache(made);
-    EXPECT_EQ(hl_model_forward(nullptr, model, ids, 1, made, nullptr), HL_INVALID_ARGUMENT);
-    EXPECT_REFUSED(c, hl_model_forward(c, nullptr, ids, 1, made, nullptr), "model is NULL");
-    EXPECT_REFUSED(c, hl_model_forward(c, model, nullptr, 1, made, nullptr), "tokens is NULL");
-    EXPECT_REFUSED(c, hl_model_forward(c, model, ids, 1, nullptr, nullptr), "cache is NULL");
-    EXPECT_EQ(hl_model_forward(c, model, nullptr, 0, made, nullptr), HL_OK) << hl_context_message(c);
+    EXPECT_EQ(hl_model_forward(nullptr, model, ids, 1, made, nullptr, nullptr), HL_INVALID_ARGUMENT);
+    EXPECT_REFUSED(c, hl_model_forward(c, nullptr, ids, 1, made, nullptr, nullptr), "model is NULL");
+    EXPECT_REFUSED(c, hl_model_forward(c, model, nullptr, 1, made, nullptr, nullptr), "tokens is NULL");
+    EXPECT_REFUSED(c, hl_model_forward(c, model, ids, 1, nullptr, nullptr, nullptr), "cache is NULL");
+    EXPECT_EQ(hl_model_forward(c, model, nullptr, 0, made, nullptr, nullptr), HL_OK) << hl_context_message(c);
     EXPECT_EQ(hl_generate(nullptr, model, "x", 1, nullptr, nullptr), HL_INVALID_ARGUMENT);
     EXPECT_REFUSED(c, hl_generate(c, nullptr, "x", 1, nullptr, nullptr), "model is NULL");
     EXPECT_REFUSED(c, hl_generate(c, model, nullptr, 1, nullptr, nullptr), "prompt is NULL");

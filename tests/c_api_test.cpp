@@ -343,7 +343,7 @@ TEST(CApi, LifeOfACache) {
     const auto forgetful = make_c_cache(c, ring);
     ASSERT_EQ(hl_cache_append(c, forgetful.get(), 0, &data.keys, &data.keys), HL_OK);
     ASSERT_EQ(hl_cache_append(c, forgetful.get(), 0, &data.keys, &data.keys), HL_OK);
-    EXPECT_EQ(hl_cache_truncate(forgetful.get(), 1), HL_WOULD_FORGET);
+    EXPECT_EQ(hl_cache_truncate(forgetful.get(), 20), HL_WOULD_FORGET);
     EXPECT_EQ(hl_cache_read_back(forgetful.get(), 0, 0, &to_keys, &to_values), HL_WOULD_FORGET);
     EXPECT_EQ(hl_cache_length(forgetful.get()), 140);
     ring = small_cache();
@@ -490,7 +490,7 @@ TEST(CApi, ModelHasTheBitsOfTheCppInterface) {
     std::vector<float> logits(static_cast<std::size_t>(info.vocab_size) * 2);
     std::vector<float> cpp_logits(logits.size());
     const hl_tensor rows = dense_f32<2>(logits, {2, info.vocab_size});
-    ASSERT_EQ(hl_model_forward(c, model.get(), ids.data(), ids.size(), cache.get(), &rows), HL_OK);
+    ASSERT_EQ(hl_model_forward(c, model.get(), ids.data(), ids.size(), cache.get(), &rows, nullptr), HL_OK);
     cpp_model.forward(cpp_context, ids, cpp_cache, OutputTensor<2>::dense(cpp_logits.data(), {2, info.vocab_size}));
     EXPECT_TRUE(same_bits(logits, cpp_logits));
 
@@ -983,6 +983,82 @@ TEST(CApiThreads, CancelledCallsLeaveAllUsable) {
         EXPECT_TRUE(same_bits(data.out, expected));
         EXPECT_EQ(hl_cache_length(cache.get()), 70);
     }
+}
+
+TEST(CApiThreads, TimeoutsEndCalls) {
+    const auto context = make_c_context();
+    const auto cache = make_c_cache(context.get());
+    Cached data;
+    ASSERT_EQ(hl_cache_append(context.get(), cache.get(), 0, &data.keys, &data.keys), HL_OK);
+    const hl_cached_query query = data.query(cache.get());
+    hl_attention_options options = attention_defaults();
+    EXPECT_EQ(options.timeout_seconds, 0.0);
+    options.timeout_seconds = 1e-9;
+    EXPECT_EQ(hl_attend_cached(context.get(), &query, 1, &options), HL_CANCELLED);
+    EXPECT_TRUE(says(hl_context_message(context.get()), "the deadline has passed"));
+    for (const double much : {60.0, 1e300}) {
+        options.timeout_seconds = much;
+        EXPECT_EQ(hl_attend_cached(context.get(), &query, 1, &options), HL_OK);
+    }
+    for (const double wrong : {-1.0, std::numeric_limits<double>::quiet_NaN()}) {
+        options.timeout_seconds = wrong;
+        EXPECT_EQ(hl_attend_cached(context.get(), &query, 1, &options), HL_INVALID_ARGUMENT);
+        EXPECT_TRUE(says(hl_context_message(context.get()), "timeout_seconds is"));
+    }
+
+    hl_model* made = nullptr;
+    ASSERT_EQ(hl_model_load(context.get(), HEADLONG_SOURCE_DIR "/tools/models/austen", nullptr, &made), HL_OK);
+    const Handle<hl_model> model(made);
+    hl_cache* made_cache = nullptr;
+    ASSERT_EQ(hl_model_cache_create(context.get(), made, nullptr, &made_cache), HL_OK);
+    const Handle<hl_cache> of_model(made_cache);
+    const std::vector<std::int32_t> tokens(100, 5);
+    hl_forward_options forward{};
+    forward.size = sizeof(forward);
+    forward.timeout_seconds = 1e-6;
+    EXPECT_EQ(hl_model_forward(context.get(), made, tokens.data(), tokens.size(), made_cache, nullptr, &forward),
+              HL_CANCELLED);
+    EXPECT_EQ(hl_cache_length(made_cache), 0);
+    forward.timeout_seconds = 0.0;
+    EXPECT_EQ(hl_model_forward(context.get(), made, tokens.data(), tokens.size(), made_cache, nullptr, &forward),
+              HL_OK);
+    EXPECT_EQ(hl_cache_length(made_cache), 100);
+
+    hl_generate_options generate;
+    ASSERT_EQ(hl_generate_options_init(&generate, sizeof(generate)), HL_OK);
+    generate.timeout_seconds = 1e-6;
+    hl_generation* generation = nullptr;
+    ASSERT_EQ(hl_generate(context.get(), made, "It is", HL_TO_THE_END, &generate, &generation), HL_OK);
+    const Handle<hl_generation> generated(generation);
+    hl_generation_info info{};
+    info.size = sizeof(info);
+    ASSERT_EQ(hl_generation_get_info(generation, &info), HL_OK);
+    EXPECT_EQ(info.reason, HL_STOP_CANCELLED);
+}
+
+TEST(CApi, SinksInF16) {
+    const auto context = make_c_context();
+    hl_cache_options options = small_cache();
+    options.shape.key_type = options.shape.value_type = HL_KV_INT8;
+    options.f16_sinks = 1;
+    hl_cache* made = nullptr;
+    EXPECT_EQ(hl_cache_create(context.get(), &options, &made), HL_INVALID_ARGUMENT);
+    EXPECT_TRUE(says(hl_context_message(context.get()), "sink_tokens is 0"));
+    options.sink_tokens = 100;
+    options.capacity = 200;
+    const auto cache = make_c_cache(context.get(), options);
+    options.shape.key_type = options.shape.value_type = HL_KV_F16;
+    options.f16_sinks = 0;
+    const auto halves = make_c_cache(context.get(), options);
+    std::vector<std::vector<float>> out;
+    for (hl_cache* each : {cache.get(), halves.get()}) {  // all tokens are sinks
+        Cached data;
+        ASSERT_EQ(hl_cache_append(context.get(), each, 0, &data.keys, &data.keys), HL_OK);
+        const hl_cached_query query = data.query(each);
+        ASSERT_EQ(hl_attend_cached(context.get(), &query, 1, nullptr), HL_OK);
+        out.push_back(data.out);
+    }
+    EXPECT_TRUE(same_bits(out[0], out[1]));
 }
 
 }  // namespace

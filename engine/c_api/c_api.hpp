@@ -6,6 +6,7 @@
 #include <headlong/headlong.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <cstring>
 #include <headlong/attention.hpp>
@@ -254,6 +255,8 @@ std::optional<AttentionMask> mask_of(const hl_mask* mask);
 /// Lists stay the caller's.
 AttentionOptions attention_options(const hl_attention_options* given);
 std::stop_token stop_of(const hl_cancel* cancel);
+/// That of a call that begins now. Throws InvalidArgument for a number of seconds that is none.
+std::optional<std::chrono::steady_clock::time_point> deadline_of(double timeout_seconds);
 
 KvType kv_type_of(const char* name, std::int32_t type);
 KvShape shape_of(const hl_kv_shape& shape);

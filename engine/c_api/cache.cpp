@@ -36,11 +36,13 @@ Rotary rotary_of(const hl_rotary_options* given) {
 struct CacheOptions {
     CacheOptions(Core& core, const hl_cache_options* given) {
         const hl_cache_options from = read_required("options", given);
+        check_reserved("options", from.reserved);
         options.shape = shape_of(from.shape);
         options.layers = from.layers;
         options.capacity = from.capacity;
         options.ring = from.ring != 0;
         options.sink_tokens = from.sink_tokens;
+        options.f16_sinks = from.f16_sinks != 0;
         options.layer_windows = list("layer_windows", from.layer_windows, from.layer_windows_count);
         options.max_chunk = from.max_chunk;
         if (from.rotary != nullptr) options.rotary = rotary_of(from.rotary);

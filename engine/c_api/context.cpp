@@ -40,6 +40,16 @@ std::shared_ptr<Core> make_core(const hl_context_options* given) {
 
 }  // namespace
 
+std::optional<std::chrono::steady_clock::time_point> deadline_of(double timeout_seconds) {
+    constexpr double kNever = 1e9;  // thirty years: a clock counts nanoseconds in 63 bits
+    if (!(timeout_seconds >= 0.0)) {
+        throw InvalidArgument(fmt::format("timeout_seconds is {}; allowed: 0 (never) and more", timeout_seconds));
+    }
+    if (timeout_seconds == 0.0 || timeout_seconds > kNever) return {};
+    using Clock = std::chrono::steady_clock;
+    return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_seconds));
+}
+
 std::stop_token stop_of(const hl_cancel* cancel) {
     if (cancel == nullptr) return {};
     const std::lock_guard lock(cancel->mutex);

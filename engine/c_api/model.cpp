@@ -45,7 +45,6 @@ ModelOptions model_options(Context& context, const hl_model_options* given) {
 
 GenerateOptions generate_options(const hl_generate_options* given) {
     const hl_generate_options from = read("options", given);
-    check_reserved("options", from.reserved);
     GenerateOptions options;
     options.max_tokens = from.max_tokens;
     options.sampling = {from.temperature, from.top_k, from.top_p, from.seed};
@@ -56,6 +55,7 @@ GenerateOptions generate_options(const hl_generate_options* given) {
     options.kv = {kv_type_of("key_type", from.key_type), kv_type_of("value_type", from.value_type)};
     options.window = from.window;
     options.sink_tokens = from.sink_tokens;
+    options.f16_sinks = from.f16_sinks != 0;
     options.prefill_chunk = from.prefill_chunk;
     if (from.on_prefill != nullptr) {
         options.on_prefill = [from](std::int64_t done, std::int64_t all) { from.on_prefill(from.user, done, all); };
@@ -67,6 +67,7 @@ GenerateOptions generate_options(const hl_generate_options* given) {
         };
     }
     options.stop_token = stop_of(from.cancel);
+    options.deadline = deadline_of(from.timeout_seconds);
     return options;
 }
 
@@ -172,6 +173,7 @@ hl_status hl_model_cache_create(hl_context* context, const hl_model* model, cons
         hl_cache*& made = result("cache", cache);
         const headlong::Model& of = required("model", model).model;
         const hl_model_cache_options from = read("options", options);
+        headlong::c_api::check_reserved("options", from.reserved);
         const headlong::KvTypes types{kv_type_of("key_type", from.key_type), kv_type_of("value_type", from.value_type)};
         if (from.window == 0 && from.sink_tokens != 0) {
             throw headlong::InvalidArgument(
@@ -183,6 +185,7 @@ hl_status hl_model_cache_create(hl_context* context, const hl_model* model, cons
         headlong::KvCacheOptions taken = from.window != 0 ? of.ring_options(from.window, from.sink_tokens, types)
                                                           : of.cache_options(types, from.capacity);
         if (from.max_chunk != 0) taken.max_chunk = from.max_chunk;
+        taken.f16_sinks = from.f16_sinks != 0;
         taken.pool = pool_of(from.pool);
         if (taken.pool == nullptr) taken.memory = &with.memory();
         made = new hl_cache{context->core, headlong::KvCache(taken), {}};
@@ -190,11 +193,13 @@ hl_status hl_model_cache_create(hl_context* context, const hl_model* model, cons
 }
 
 hl_status hl_model_forward(hl_context* context, const hl_model* model, const int32_t* tokens, size_t count,
-                           hl_cache* cache, const hl_tensor* logits) noexcept {
+                           hl_cache* cache, const hl_tensor* logits, const hl_forward_options* options) noexcept {
     return guard(context, [&](headlong::Context& with) {
+        const hl_forward_options from = read("options", options);
         required("model", model)
             .model.forward(with, list("tokens", tokens, count), required("cache", cache).cache,
-                           optional_output<2>("logits", logits));
+                           optional_output<2>("logits", logits),
+                           {.stop = stop_of(from.cancel), .deadline = deadline_of(from.timeout_seconds)});
     });
 }
 
@@ -216,7 +221,7 @@ hl_status hl_generate_cached(hl_context* context, const hl_model* model, hl_cach
         headlong::KvCache& in = required("cache", cache).cache;
         hl_generate_options own = read("options", options);
         own.key_type = own.value_type = HL_KV_F32;  // the cache is there: what it would be made of is not looked at
-        own.window = own.sink_tokens = 0;
+        own.window = own.sink_tokens = own.f16_sinks = 0;
         own.size = sizeof(own);
         hand_over(context, headlong::generate(with, of, in, list("prompt", prompt, count), generate_options(&own)),
                   generation);

@@ -45,8 +45,8 @@ hl_status hl_model_cache_create(hl_context* context, const hl_model*, const hl_m
                                 hl_cache** cache) noexcept {
     return left_out(context, cache);
 }
-hl_status hl_model_forward(hl_context* context, const hl_model*, const int32_t*, size_t, hl_cache*,
-                           const hl_tensor*) noexcept {
+hl_status hl_model_forward(hl_context* context, const hl_model*, const int32_t*, size_t, hl_cache*, const hl_tensor*,
+                           const hl_forward_options*) noexcept {
     return left_out(context);
 }
 hl_status hl_generate(hl_context* context, const hl_model*, const char*, size_t, const hl_generate_options*,

@@ -107,6 +107,7 @@ AttentionOptions attention_options(const hl_attention_options* given) {
     options.sink_logits = list("sink_logits", from.sink_logits, from.sink_logits_count);
     options.kv_lengths = list("kv_lengths", from.kv_lengths, from.kv_lengths_count);
     options.stop = stop_of(from.cancel);
+    options.deadline = deadline_of(from.timeout_seconds);
     return options;
 }
 

@@ -54,6 +54,7 @@
 #define HL_API
 #endif
 
+/// Of all functions: none throws.
 #ifdef __cplusplus
 #define HL_NOEXCEPT noexcept
 extern "C" {
@@ -120,8 +121,9 @@ typedef struct hl_generation hl_generation;
 /// A request to stop, which other threads can make.
 typedef struct hl_cancel hl_cancel;
 
-/// Where scratch memory, the blocks of caches and weights come from. (Handles and small tables come from operator new.)
-/// Both functions are called from any thread, several at a time, as long as the context or anything made with it lives.
+/// Where scratch memory, the blocks of caches and weights come from. (Handles and a model's tokenizer come from
+/// operator new.) Both functions are called from any thread, several at a time, as long as the context or anything made
+/// with it lives.
 typedef struct hl_memory {
     size_t size;  ///< sizeof(hl_memory)
     void* user;   ///< passed to both
@@ -289,7 +291,8 @@ typedef struct hl_attention_options {
     size_t sink_logits_count;   ///< 0 = none
     const int64_t* kv_lengths;  ///< live keys, per sequence of the call
     size_t kv_lengths_count;    ///< 0 = all keys are live
-    hl_cancel* cancel;          ///< checked between tasks; the call ends with HL_CANCELLED
+    hl_cancel* cancel;          ///< checked between tiles; the call ends with HL_CANCELLED
+    double timeout_seconds;     ///< the same so long after the call began; 0 = never
 } hl_attention_options;
 
 /// Sets `size` bytes to the defaults; pass sizeof *options. HL_INVALID_ARGUMENT, and a size of 0 in the structure, if
@@ -431,6 +434,8 @@ typedef struct hl_cache_options {
     const float* key_centre;    ///< [kv_heads, head_dim], copied: subtracted before quantising; int8 and int4
     size_t key_centre_count;    ///< kv_heads * head_dim, or 0
     hl_pool* pool;  ///< to share blocks; must have the same shape. NULL: blocks of its own, from the context's memory
+    int32_t f16_sinks;  ///< the sink tokens are stored in f16; with keys or values of int8 or int4
+    int32_t reserved;   ///< 0
 } hl_cache_options;
 
 /// As hl_attention_options_init().
@@ -693,6 +698,8 @@ typedef struct hl_model_cache_options {
     int64_t sink_tokens;  ///< of the ring; 0 to window - 1
     int64_t max_chunk;    ///< as hl_cache_options.max_chunk; 0 = its default
     hl_pool* pool;        ///< as hl_cache_options.pool
+    int32_t f16_sinks;    ///< as hl_cache_options.f16_sinks
+    int32_t reserved;     ///< 0
 } hl_model_cache_options;
 
 /// Makes a cache for a model: its layers, their windows and rotary descriptions, its shape. HL_INVALID_ARGUMENT,
@@ -700,11 +707,19 @@ typedef struct hl_model_cache_options {
 HL_API hl_status hl_model_cache_create(hl_context* context, const hl_model* model,
                                        const hl_model_cache_options* options, hl_cache** cache) HL_NOEXCEPT;
 
+/// When a forward pass is to end before it is done: looked at between the tiles of its products and attention.
+typedef struct hl_forward_options {
+    size_t size;             ///< sizeof(hl_forward_options)
+    hl_cancel* cancel;       ///< the call ends with HL_CANCELLED
+    double timeout_seconds;  ///< the same so long after the call began; 0 = never
+} hl_forward_options;
+
 /// Appends `count` tokens to a cache of hl_model_cache_create() and writes the logits [m, vocab_size] that follow each
 /// of the last m of them; NULL or rank 0 = none. If it fails, the cache is as it was. HL_INVALID_ARGUMENT,
-/// HL_WOULD_FORGET, HL_OUT_OF_MEMORY, HL_UNSUPPORTED. Threads: one writer.
+/// HL_WOULD_FORGET, HL_OUT_OF_MEMORY, HL_UNSUPPORTED, HL_CANCELLED. Threads: one writer.
 HL_API hl_status hl_model_forward(hl_context* context, const hl_model* model, const int32_t* tokens, size_t count,
-                                  hl_cache* cache, const hl_tensor* logits) HL_NOEXCEPT;
+                                  hl_cache* cache, const hl_tensor* logits,
+                                  const hl_forward_options* options) HL_NOEXCEPT;
 
 /// How a text is continued.
 typedef struct hl_generate_options {
@@ -718,7 +733,7 @@ typedef struct hl_generate_options {
     const char* const* stop_texts;
     size_t stop_texts_count;  ///< texts in stop_texts
     int32_t ignore_eos;       ///< go on after an end-of-text token
-    int32_t reserved;         ///< 0
+    int32_t f16_sinks;        ///< as hl_cache_options.f16_sinks, of the ring that hl_generate() makes
     int32_t key_type;         ///< an hl_kv_type: of the cache that hl_generate() makes
     int32_t value_type;       ///< an hl_kv_type
     int64_t window;           ///< of the ring cache that hl_generate() makes; 0 = none
@@ -729,8 +744,9 @@ typedef struct hl_generate_options {
     /// Called with each piece of text once it is certain, on the calling thread: whole characters of UTF-8, `bytes`
     /// bytes and a 0 behind them. Returns 0 to go on, anything else to end the generation. May be NULL.
     int32_t (*on_text)(void* user, const char* piece, size_t bytes);
-    void* user;         ///< passed to the callbacks
-    hl_cancel* cancel;  ///< ends the generation between tokens and between chunks of the prompt
+    void* user;              ///< passed to the callbacks
+    hl_cancel* cancel;       ///< ends the generation at once: what is computed of a token or chunk is dropped
+    double timeout_seconds;  ///< the same so long after the call began; 0 = never
 } hl_generate_options;
 
 /// As hl_attention_options_init().

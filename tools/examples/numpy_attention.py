@@ -9,7 +9,7 @@ The library is looked for where the system looks for libraries unless its path i
 import ctypes
 import ctypes.util
 import sys
-from ctypes import POINTER, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_size_t, c_void_p
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class AttentionOptions(ctypes.Structure):
                 ("window_right", c_int64), ("softcap", c_float), ("reserved", c_int32),
                 ("alibi_slopes", c_void_p), ("alibi_slopes_count", c_size_t), ("mask", c_void_p),
                 ("sink_logits", c_void_p), ("sink_logits_count", c_size_t), ("kv_lengths", c_void_p),
-                ("kv_lengths_count", c_size_t), ("cancel", c_void_p)]
+                ("kv_lengths_count", c_size_t), ("cancel", c_void_p), ("timeout_seconds", c_double)]
 
 
 class LayerOptions(ctypes.Structure):
