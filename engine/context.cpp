@@ -46,7 +46,11 @@ std::shared_ptr<Executor> choose_executor(const ContextOptions& options) {
     if (options.threads > kMaxThreads) {
         throw InvalidArgument(fmt::format("ContextOptions: threads is {}; at most {}", options.threads, kMaxThreads));
     }
+#if HEADLONG_TBB
     const std::size_t threads = options.threads == 0 ? default_concurrency() : options.threads;
+#else
+    const std::size_t threads = std::max<std::size_t>(options.threads, 1);  // there are no others
+#endif
     return threads == 1 ? make_serial_executor() : make_tbb_executor(threads);
 }
 

@@ -1,10 +1,17 @@
-// The executors that come with the library. The only file of the engine that includes oneTBB.
+// The executors that come with the library. The only file of the engine that includes oneTBB, if it is built with it.
+#if HEADLONG_TBB
 #include <tbb/global_control.h>
+#endif
 
 #include <algorithm>
 #include <headlong/context.hpp>
-#include <headlong/tbb.hpp>
 #include <memory>
+
+#if HEADLONG_TBB
+#include <headlong/tbb.hpp>
+#else
+#include <headlong/error.hpp>
+#endif
 
 namespace headlong {
 namespace {
@@ -17,6 +24,7 @@ class SerialExecutor final : public Executor {
     }
 };
 
+#if HEADLONG_TBB
 /// Owns the arena that it lends to a TbbArenaExecutor.
 class OwnArenaExecutor final : public Executor {
   public:
@@ -35,13 +43,20 @@ class OwnArenaExecutor final : public Executor {
     tbb::task_arena arena_;
     TbbArenaExecutor lent_;
 };
+#endif
 
 }  // namespace
 
 std::shared_ptr<Executor> make_serial_executor() { return std::make_shared<SerialExecutor>(); }
 
+#if HEADLONG_TBB
 std::shared_ptr<Executor> make_tbb_executor(std::size_t threads) {
     return std::make_shared<OwnArenaExecutor>(threads == 0 ? default_concurrency() : threads);
 }
+#else
+std::shared_ptr<Executor> make_tbb_executor(std::size_t) {
+    throw Unsupported("make_tbb_executor: this library was built without oneTBB (HEADLONG_TBB=OFF)");
+}
+#endif
 
 }  // namespace headlong

@@ -26,9 +26,10 @@
 #include <vector>
 
 #include <headlong/context.hpp>
+#include <headlong/export.hpp>
 #include <headlong/tensor.hpp>
 
-namespace headlong {
+namespace headlong HEADLONG_API {
 
 class KvCache;
 

@@ -10,7 +10,9 @@
 #include <string_view>
 #include <vector>
 
-namespace headlong {
+#include <headlong/export.hpp>
+
+namespace headlong HEADLONG_API {
 
 /// Instruction sets, in the order in which a cap (ContextOptions::isa_cap, HEADLONG_ISA) compares them.
 /// `generic` runs on any processor of the architecture the library was built for.
@@ -55,6 +57,7 @@ std::shared_ptr<Executor> make_serial_executor();
 
 /// An arena of oneTBB threads that belongs to the executor. threads = 0 takes default_concurrency(); it gets no more
 /// than oneTBB allows in this process (the number of processors, unless the program raises it by tbb::global_control).
+/// Throws Unsupported in a library that was built without oneTBB, whose contexts are serial by default.
 std::shared_ptr<Executor> make_tbb_executor(std::size_t threads = 0);
 
 /// The number of processors that this process may use: the least of the hardware's, the affinity mask's and the
@@ -91,7 +94,7 @@ class Context {
     /// Bytes of scratch memory that the context holds now.
     std::size_t scratch_bytes() const noexcept;
 
-    class Impl;
+    class HEADLONG_LOCAL Impl;
     explicit Context(std::unique_ptr<Impl> impl) noexcept;  ///< for the library's own use
     Impl& impl() const noexcept { return *impl_; }          ///< for the library's own use
 

@@ -7,7 +7,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace headlong {
+#include <headlong/export.hpp>
+
+namespace headlong HEADLONG_API {
 
 enum class ErrorCode : std::uint8_t {
     invalid_argument,  ///< a shape, stride, option or value that the call does not allow

@@ -14,10 +14,11 @@
 #include <vector>
 
 #include <headlong/context.hpp>
+#include <headlong/export.hpp>
 #include <headlong/rotary.hpp>
 #include <headlong/tensor.hpp>
 
-namespace headlong {
+namespace headlong HEADLONG_API {
 
 /// How a cache stores keys or values. int8 and int4 quantise a token's elements in groups, 64 of a key and 128 of a
 /// value, the last one shorter: scale * code, symmetric, with codes in [-127, 127] or [-7, 7] and scale = the largest
@@ -64,7 +65,7 @@ class BlockPool {
     std::size_t used_bytes() const noexcept;      ///< blocks that caches hold
     std::size_t reserved_bytes() const noexcept;  ///< all slabs
 
-    class Impl;
+    class HEADLONG_LOCAL Impl;
     Impl& impl() const noexcept { return *impl_; }  ///< for the library's own use
 
   private:
@@ -196,7 +197,7 @@ class KvCache {
     /// allocated.
     static std::size_t estimate_bytes(const KvCacheOptions& options, std::int64_t tokens);
 
-    class Impl;
+    class HEADLONG_LOCAL Impl;
     Impl& impl() noexcept { return *impl_; }              ///< for the library's own use
     const Impl& impl() const noexcept { return *impl_; }  ///< for the library's own use
 

@@ -14,11 +14,12 @@
 #include <vector>
 
 #include <headlong/context.hpp>
+#include <headlong/export.hpp>
 #include <headlong/kv_cache.hpp>
 #include <headlong/tensor.hpp>
 #include <headlong/tokenizer.hpp>
 
-namespace headlong {
+namespace headlong HEADLONG_API {
 
 /// How a linear layer stores its weights.
 enum class WeightType : std::uint8_t { f32, f16, bf16, int8, int4 };
@@ -102,7 +103,7 @@ class Model {
     void forward(Context& context, std::span<const std::int32_t> tokens, KvCache& cache, const OutputTensor<2>& logits,
                  const ForwardOptions& options = {}) const;
 
-    class Impl;
+    class HEADLONG_LOCAL Impl;
     const Impl& impl() const noexcept { return *impl_; }  ///< for the library's own use
 
   private:

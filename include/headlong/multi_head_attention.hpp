@@ -10,10 +10,11 @@
 
 #include <headlong/attention.hpp>
 #include <headlong/context.hpp>
+#include <headlong/export.hpp>
 #include <headlong/kv_cache.hpp>
 #include <headlong/tensor.hpp>
 
-namespace headlong {
+namespace headlong HEADLONG_API {
 
 /// Weights are applied as x @ W: [inputs, outputs]. They are copied into panels when the layer is made, and need
 /// not live longer. A transposed weight is the same view with its strides exchanged. Biases are optional.
@@ -60,7 +61,7 @@ class MultiHeadAttention {
                  const AttentionOptions& options = {}) const;
 
   private:
-    class Impl;
+    class HEADLONG_LOCAL Impl;
     std::unique_ptr<Impl> impl_;
 };
 

@@ -11,9 +11,10 @@
 #include <vector>
 
 #include <headlong/context.hpp>
+#include <headlong/export.hpp>
 #include <headlong/tensor.hpp>
 
-namespace headlong {
+namespace headlong HEADLONG_API {
 
 /// Which elements of a row are turned together.
 enum class RotaryPairing : std::uint8_t {

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <span>
 
-namespace headlong {
+#include <headlong/export.hpp>
+
+namespace headlong HEADLONG_API {
 
 /// Element types of query, key, value and output tensors.
 enum class DType : std::uint8_t {

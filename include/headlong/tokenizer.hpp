@@ -20,7 +20,9 @@
 #include <utility>
 #include <vector>
 
-namespace headlong {
+#include <headlong/export.hpp>
+
+namespace headlong HEADLONG_API {
 
 /// Immutable and safe to use from many threads at once. Copies are cheap and share the tables.
 class Tokenizer {
