@@ -6,6 +6,7 @@
 #include <array>
 #include <headlong/error.hpp>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "engine/decoder_families.hpp"
@@ -53,12 +54,16 @@ constexpr std::array kWordsThatMatter{"rope",
                                       "limit",
                                       "logit"};
 // Words inside of these are about something else: training, how a checkpoint was stored, or how it was run.
-const std::set<std::string, std::less<>> kHarmless{
+constexpr std::string_view kHarmless[] = {
     "attn_implementation",  "_attn_implementation",         "attn_pdrop",         "embedding_dropout",
     "max_window_layers",    "_attn_implementation_autoset", "attention_dropout",  "original_max_position_embeddings",
     "output_router_logits", "initial_context_length",       "summary_activation", "router_aux_loss_coef"};
 // Switches whose `true` is what is computed anyway; every other switch changes nothing when it is false.
-const std::set<std::string, std::less<>> kOnByDefault{"use_rope", "scale_attn_weights", "is_causal", "causal"};
+constexpr std::string_view kOnByDefault[] = {"use_rope", "scale_attn_weights", "is_causal", "causal"};
+
+bool is_one_of(std::span<const std::string_view> names, std::string_view name) {
+    return std::ranges::find(names, name) != names.end();
+}
 
 /// Keys that a family has a meaning for.
 std::set<std::string_view> handled_keys(const Family& family) {
@@ -83,7 +88,7 @@ std::set<std::string_view> handled_keys(const Family& family) {
 /// Whether a key that could matter, and that the family does not have, holds the value that changes nothing.
 bool changes_nothing(const ConfigReader& config, const std::string& key, const Json& value) {
     if (value.is_null() || ((value.is_array() || value.is_object()) && value.empty())) return true;
-    if (value.is_boolean()) return value.get<bool>() == kOnByDefault.contains(key);
+    if (value.is_boolean()) return value.get<bool>() == is_one_of(kOnByDefault, key);
     if (key == "partial_rotary_factor" || key == "full_attn_mod") return value == 1.0;
     if (key == "shared_expert_intermediate_size") return value == 0;
     if (key == "sliding_window") return !config.flag("use_sliding_window", true);
@@ -96,7 +101,7 @@ bool changes_nothing(const ConfigReader& config, const std::string& key, const J
 void refuse_unhandled(const ConfigReader& config, const Family& family) {
     const std::set<std::string_view> handled = handled_keys(family);
     for (const auto& [key, value] : config.json().items()) {
-        if (handled.contains(key) || kHarmless.contains(key)) continue;
+        if (handled.contains(key) || is_one_of(kHarmless, key)) continue;
         const std::string& name = key;
         const bool matters = std::ranges::any_of(
             kWordsThatMatter, [&](const char* word) { return name.find(word) != std::string::npos; });

@@ -60,7 +60,7 @@ class Tokenizer {
 
   private:
     friend class TokenStream;
-    struct Impl;
+    struct HEADLONG_LOCAL Impl;
     explicit Tokenizer(std::shared_ptr<const Impl> impl) noexcept : impl_(std::move(impl)) {}
     std::shared_ptr<const Impl> impl_;
 };
@@ -91,7 +91,7 @@ class TokenStream {
     std::string finish();
 
   private:
-    struct State;
+    struct HEADLONG_LOCAL State;
     std::unique_ptr<State> state_;
 };
 
