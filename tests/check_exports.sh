@@ -12,7 +12,7 @@ if [[ -n $bad ]]; then
     printf 'Shown, and neither hl_* nor headlong::\n%s\n' "$bad"
     exit 1
 fi
-inner=$(grep -E 'headlong::(kernels|generic|avx|neon|reference|tools|c_api|\(anonymous)|::(Impl|State)\b' <<<"$shown" || true)
+inner=$(grep -E 'headlong::(kernels|generic|avx|neon|reference|tools|c_api|\(anonymous)|::(Impl|State)::' <<<"$shown" || true)
 # a unique symbol would be one for all copies of the library in a process, and keep it from being unloaded
 inner+=$("$nm" -D --defined-only -C "$library" | grep -E '^[0-9a-f]+ u ' || true)
 if [[ -n $inner ]]; then
