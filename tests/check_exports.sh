@@ -1,31 +1,54 @@
 #!/usr/bin/env bash
-# check_exports.sh <nm> <readelf> <shared library>: it shows the C functions and the public headers' C++, and nothing
-# else; it replaces no allocation function, and needs no library that does.
+# check_exports.sh <nm> <readelf> <headlong.h> <shared library> [library that must not be needed]...: the library shows
+# the C functions and the public headers' C++, under its version's name, and nothing else; it replaces no allocation
+# function, and needs no library that does; nothing of its own runs when it is loaded.
 set -euo pipefail
 nm=$1
 readelf=$2
-library=$3
-# of the version script an absolute symbol may be there
-shown=$("$nm" -D --defined-only -C "$library" | sed -E 's/^[0-9a-f]+ [A-Za-z] //')
-bad=$(grep -Ev '^(hl_[a-z0-9_]+$|headlong::|(typeinfo|typeinfo name|vtable) for headlong::)' <<<"$shown" || true)
-if [[ -n $bad ]]; then
-    printf 'Shown, and neither hl_* nor headlong::\n%s\n' "$bad"
-    exit 1
+header=$3
+library=$4
+shift 4
+
+failures=0
+report() {
+    printf '%s\n%s\n' "$1" "$2"
+    failures=$((failures + 1))
+}
+
+# "T headlong::attend(...)@@HEADLONG_0.1"; of the version itself there is an absolute symbol
+symbols=$("$nm" -D --defined-only -C "$library" | sed -E 's/^[0-9a-f]+ //' | grep -Ev '^A HEADLONG_[0-9.]+(@.*)?$')
+shown=$(sed -E 's/^[A-Za-z] //; s/@@HEADLONG_[0-9.]+$//' <<<"$symbols")
+if found=$(grep -Ev '@@HEADLONG_[0-9.]+$' <<<"$symbols"); then
+    report 'Shown without a version:' "$found"
 fi
-inner=$(grep -E 'headlong::(kernels|generic|avx|neon|reference|tools|c_api|\(anonymous)|::(Impl|State)::' <<<"$shown" || true)
-# a unique symbol would be one for all copies of the library in a process, and keep it from being unloaded
-inner+=$("$nm" -D --defined-only -C "$library" | grep -E '^[0-9a-f]+ u ' || true)
-if [[ -n $inner ]]; then
-    printf 'Shown, and not public\n%s\n' "$inner"
-    exit 1
+if found=$(grep -Ev '^(hl_[a-z0-9_]+$|headlong::|(typeinfo|typeinfo name|vtable) for headlong::)' <<<"$shown"); then
+    report 'Shown, and neither hl_* nor headlong:::' "$found"
 fi
-for function in hl_version hl_attend hl_cache_create hl_generate; do
-    grep -qx "$function" <<<"$shown" || { printf '%s is not shown\n' "$function"; exit 1; }
+if found=$(grep -E 'headlong::(kernels|generic|avx|neon|reference|tools|c_api|\(anonymous)|::(Impl|State)::|^(typeinfo|typeinfo name|vtable) for .*::Impl|nlohmann|fmt::|tbb::' \
+    <<<"$shown"); then
+    report 'Shown, and not public:' "$found"
+fi
+if found=$(grep '^u ' <<<"$symbols"); then
+    # all copies of the library in a process would share it, and none could be unloaded
+    report 'Unique symbols:' "$found"
+fi
+
+# The functions that headlong.h declares, and no others.
+declared=$(grep -oE '^HL_API [^(]*\bhl_[a-z0-9_]+\(' "$header" | grep -oE 'hl_[a-z0-9_]+\($' | tr -d '(' | sort)
+if ! found=$(diff <(printf '%s\n' "$declared") <(grep -x 'hl_[a-z0-9_]*' <<<"$shown" | sort)); then
+    report "Left: what $header declares; right: what is shown:" "$found"
+fi
+for name in 'headlong::attend(' 'headlong::KvCache::append(' 'typeinfo for headlong::Error' 'headlong::version()'; do
+    grep -qF "$name" <<<"$shown" || report 'Not shown:' "$name"
 done
-grep -q '^headlong::attend(' <<<"$shown" || { echo 'headlong::attend is not shown'; exit 1; }
-grep -q '^typeinfo for headlong::Error$' <<<"$shown" || { echo 'the type of errors is not shown'; exit 1; }
-if "$readelf" -d "$library" | grep -E 'NEEDED.*(mimalloc|jemalloc|tcmalloc)'; then
-    echo 'it needs a library that replaces malloc'
-    exit 1
+
+needed=$("$readelf" -d "$library" | grep NEEDED)
+for name in mimalloc jemalloc tcmalloc "$@"; do
+    if found=$(grep -F "[lib$name" <<<"$needed"); then report 'Needs what it must not:' "$found"; fi
+done
+if found=$("$nm" -C "$library" | grep -E '_GLOBAL__(sub_)?I_'); then
+    report 'Static objects that are constructed when the library is loaded:' "$found"
 fi
-printf '%s names are shown\n' "$(wc -l <<<"$shown")"
+
+printf '%s names are shown, %s of them in C; %s failures\n' "$(wc -l <<<"$shown")" "$(wc -l <<<"$declared")" "$failures"
+[[ $failures -eq 0 ]]

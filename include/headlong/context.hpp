@@ -95,8 +95,8 @@ class Context {
     std::size_t scratch_bytes() const noexcept;
 
     class HEADLONG_LOCAL Impl;
-    explicit Context(std::unique_ptr<Impl> impl) noexcept;  ///< for the library's own use
-    Impl& impl() const noexcept { return *impl_; }          ///< for the library's own use
+    HEADLONG_LOCAL explicit Context(std::unique_ptr<Impl> impl) noexcept;  ///< for the library's own use
+    Impl& impl() const noexcept { return *impl_; }                         ///< for the library's own use
 
   private:
     std::unique_ptr<Impl> impl_;

@@ -202,7 +202,7 @@ class KvCache {
     const Impl& impl() const noexcept { return *impl_; }  ///< for the library's own use
 
   private:
-    explicit KvCache(std::unique_ptr<Impl> impl) noexcept;
+    HEADLONG_LOCAL explicit KvCache(std::unique_ptr<Impl> impl) noexcept;
     std::unique_ptr<Impl> impl_;
 };
 
