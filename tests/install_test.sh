@@ -15,6 +15,14 @@ library=$(dirname "$(find "$prefix" -name 'libheadlong.so')")
 export LD_LIBRARY_PATH=$library
 
 step() { printf '== %s\n' "$*"; }
+# built_with <option>...: whether all of these are on in the build that was installed
+built_with() {
+    local option
+    for option in "$@"; do grep -qE "^$option:[A-Z]+=(ON|TRUE|1)$" "$build/CMakeCache.txt" || return 1; done
+}
+
+step "nothing names a folder of this machine"
+if grep -rIlF -e "$work" -e "$build" -e "$source" "$prefix"; then exit 1; fi
 
 step "find_package, C and C++"
 cmake -S "$examples/consumer" -B "$work/cmake" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Debug >/dev/null
@@ -25,6 +33,13 @@ step "find_package, C without a C++ compiler"
 CXX=/nonexistent cmake -S "$examples/consumer" -B "$work/cmake_c" -DCMAKE_PREFIX_PATH="$prefix" -DWITH_CXX=OFF >/dev/null
 cmake --build "$work/cmake_c" >/dev/null
 "$work/cmake_c/consumer_c"
+if built_with HEADLONG_TBB HEADLONG_MIMALLOC; then
+    step "find_package, the archive and the adapters"
+    cmake -S "$source/tests/adapters" -B "$work/adapters" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_BUILD_TYPE=Debug >/dev/null
+    cmake --build "$work/adapters" >/dev/null
+    "$work/adapters/adapters"
+    env -u LD_LIBRARY_PATH "$work/adapters/archive"
+fi
 
 step "the compiler alone"
 cc "$examples/attention.c" -o "$work/plain" -I"$prefix/include" -L"$library" -lheadlong
@@ -43,6 +58,8 @@ if command -v pkg-config >/dev/null; then
     # shellcheck disable=SC2046
     cc "$examples/attention.c" -o "$work/pkg" $(pkg-config --cflags --libs headlong)
     "$work/pkg"
+    # shellcheck disable=SC2046
+    if pkg-config --libs headlong | grep -E 'tbb|fmt|pcre|stdc'; then exit 1; fi  # those are the archive's
 else
     step "no pkg-config here: not tried"
 fi
@@ -51,6 +68,8 @@ step "a host with a malloc of its own"
 cc "$source/tests/hosts_malloc.c" -o "$work/hosts_malloc" -I"$prefix/include" -L"$library" -lheadlong
 "$work/hosts_malloc"
 
-step "the command line"
-"$prefix/bin/headlong" --version
-test -f "$prefix/share/man/man1/headlong.1"
+if built_with HEADLONG_TOOLS; then
+    step "the command line"
+    "$prefix/bin/headlong" --version
+    test -f "$prefix/share/man/man1/headlong.1"
+fi
