@@ -143,7 +143,7 @@ class Decoder::Wishes final : public Source {
 
   private:
     std::set<std::string, std::less<>> names_;
-    const FileTensor none_;
+    const FileTensor none_{};
 };
 
 /// Knows which tensors a decoder is made of, and where in them its parts lie.
