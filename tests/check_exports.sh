@@ -15,9 +15,10 @@ report() {
     failures=$((failures + 1))
 }
 
-# "T headlong::attend(...)@@HEADLONG_0.1"; of the version itself there is an absolute symbol
-symbols=$("$nm" -D --defined-only -C "$library" | sed -E 's/^[0-9a-f]+ //' | grep -Ev '^A HEADLONG_[0-9.]+(@.*)?$')
-shown=$(sed -E 's/^[A-Za-z] //; s/@@HEADLONG_[0-9.]+$//' <<<"$symbols")
+# "T _ZN8headlong6attendE...@@HEADLONG_0.1"; of the version itself there is an absolute symbol
+symbols=$("$nm" -D --defined-only "$library" | sed -E 's/^[0-9a-f]+ //' | grep -Ev '^A HEADLONG_[0-9.]+(@.*)?$')
+# not by nm -C: LLVM's does not read names with versions
+shown=$(sed -E 's/^[A-Za-z] //; s/@@HEADLONG_[0-9.]+$//' <<<"$symbols" | c++filt)
 if found=$(grep -Ev '@@HEADLONG_[0-9.]+$' <<<"$symbols"); then
     report 'Shown without a version:' "$found"
 fi
@@ -46,7 +47,7 @@ needed=$("$readelf" -d "$library" | grep NEEDED)
 for name in mimalloc jemalloc tcmalloc "$@"; do
     if found=$(grep -F "[lib$name" <<<"$needed"); then report 'Needs what it must not:' "$found"; fi
 done
-if found=$("$nm" -C "$library" | grep -E '_GLOBAL__(sub_)?I_'); then
+if found=$("$nm" "$library" | grep -E '_GLOBAL__(sub_)?I_'); then
     report 'Static objects that are constructed when the library is loaded:' "$found"
 fi
 

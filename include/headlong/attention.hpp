@@ -95,12 +95,12 @@ struct AttentionOptions {
 
 /// The window_left of a sliding window that counts the query's own position, as in Hugging Face and ONNX Runtime
 /// (`sliding_window` = 4096 sees the query's own key and 4095 before it). Throws InvalidArgument unless it is >= 1.
-std::int64_t window_left_of(std::int64_t sliding_window);
+HEADLONG_API std::int64_t window_left_of(std::int64_t sliding_window);
 
 /// ALiBi's slopes (Press et al. 2022, "Train Short, Test Long"): with n the largest power of two <= heads,
 /// 2^(-8(h+1)/n) for h < n and 2^(-4(2(h-n)+1)/n) beyond. Throws InvalidArgument unless 1 <= heads <= 2^20,
 /// OutOfMemory.
-std::vector<float> alibi_slopes_for(std::int64_t heads);
+HEADLONG_API std::vector<float> alibi_slopes_for(std::int64_t heads);
 
 /// Attention over plain tensors of one batch. Element [b, h, i, d] lies at data + the dot product of the indices
 /// and the strides, so that [batch, length, heads, dim] layouts are the same call with other strides.
@@ -118,8 +118,9 @@ std::vector<float> alibi_slopes_for(std::int64_t heads);
 /// at.) Sums are float32: values and scores must leave room for the sum of 512 of them.
 ///
 /// Throws InvalidArgument, OutOfMemory, Cancelled. Thread-safe.
-void attend(Context& context, const InputTensor<4>& query, const InputTensor<4>& key, const InputTensor<4>& value,
-            const AttentionOptions& options, const OutputTensor<4>& output, const OutputTensor<3>& lse = {});
+HEADLONG_API void attend(Context& context, const InputTensor<4>& query, const InputTensor<4>& key,
+                         const InputTensor<4>& value, const AttentionOptions& options, const OutputTensor<4>& output,
+                         const OutputTensor<3>& lse = {});
 
 /// Attention over sequences of any lengths that lie packed one behind the other (a "ragged" or "varlen" batch):
 /// sequence s has the rows [query_offsets[s], query_offsets[s + 1]) of query, output and lse, and the rows
@@ -130,10 +131,10 @@ void attend(Context& context, const InputTensor<4>& query, const InputTensor<4>&
 ///
 ///   query [heads, rows, head_dim]    key [kv_heads, kv_rows, head_dim]    value [kv_heads, kv_rows, value_dim]
 ///   output [heads, rows, value_dim]  lse [heads, rows], optional
-void attend_packed(Context& context, const InputTensor<3>& query, const InputTensor<3>& key,
-                   const InputTensor<3>& value, std::span<const std::int64_t> query_offsets,
-                   std::span<const std::int64_t> key_offsets, const AttentionOptions& options,
-                   const OutputTensor<3>& output, const OutputTensor<2>& lse = {});
+HEADLONG_API void attend_packed(Context& context, const InputTensor<3>& query, const InputTensor<3>& key,
+                                const InputTensor<3>& value, std::span<const std::int64_t> query_offsets,
+                                std::span<const std::int64_t> key_offsets, const AttentionOptions& options,
+                                const OutputTensor<3>& output, const OutputTensor<2>& lse = {});
 
 /// One sequence of a call over caches.
 struct CachedQuery {
@@ -156,7 +157,7 @@ struct CachedQuery {
 /// that stands where the layer no longer holds what it would see is refused with WouldForget (the rows of the last
 /// append never are). Masks over a layer that has forgotten keys must be of the last q_len keys, or Unsupported is
 /// thrown.
-void attend(Context& context, std::span<const CachedQuery> queries, const AttentionOptions& options = {});
+HEADLONG_API void attend(Context& context, std::span<const CachedQuery> queries, const AttentionOptions& options = {});
 
 /// A run of consecutive keys and values in the caller's memory.
 struct KvPage {
@@ -176,7 +177,7 @@ struct PagedQuery {
 /// Attention over keys and values that the caller keeps in pages of any sizes, which are packed as they are read.
 /// Causal and bottom-right unless the options say otherwise, as with a KvCache, whose bits it gives. (A KvCache is
 /// faster when the same keys are read again and again: it packs them once.)
-void attend(Context& context, std::span<const PagedQuery> queries, const AttentionOptions& options = {});
+HEADLONG_API void attend(Context& context, std::span<const PagedQuery> queries, const AttentionOptions& options = {});
 
 /// Attention of sequences whose contexts begin with the same tokens ("cascade" or "shared-prefix" attention: Juravsky
 /// et al. 2024, "Hydragen"): row i of a query sees the prefix, then its own cache; a suffix cache may be empty. The
@@ -186,8 +187,8 @@ void attend(Context& context, std::span<const PagedQuery> queries, const Attenti
 /// each suffix has as many. All queries use the same layer, in their caches and in the prefix. Caches with a rotary
 /// description are refused: their positions count from 0 in each cache; so are those with sink tokens, rings and
 /// windows (Unsupported).
-void attend_shared_prefix(Context& context, const KvCache& prefix, std::span<const CachedQuery> queries,
-                          const AttentionOptions& options = {});
+HEADLONG_API void attend_shared_prefix(Context& context, const KvCache& prefix, std::span<const CachedQuery> queries,
+                                       const AttentionOptions& options = {});
 
 /// The result of attention over some of a row's keys. The empty part is (0, -infinity).
 struct AttentionPart {
@@ -198,8 +199,8 @@ struct AttentionPart {
 /// Attention over all keys from the results over disjoint parts of them: l = log(sum of e^l_k),
 /// o = sum of o_k e^(l_k - l), in double precision and in the order given. A sink logit must have joined exactly one
 /// part. No parts, and parts that are all empty, give the empty part. Outputs may be one of the parts, in place.
-void merge(Context& context, std::span<const AttentionPart> parts, const OutputTensor<4>& output,
-           const OutputTensor<3>& lse = {});
+HEADLONG_API void merge(Context& context, std::span<const AttentionPart> parts, const OutputTensor<4>& output,
+                        const OutputTensor<3>& lse = {});
 
 /// How far a score has come (ONNX Attention's qk_matmul_output_mode, in its order).
 enum class ScoreStage : std::uint8_t {
@@ -212,12 +213,13 @@ enum class ScoreStage : std::uint8_t {
 /// The matrix of scores of a call of attend() with the same arguments: [batch, heads, q_len, kv_len], f32, f16 or
 /// bf16, written whole. The one place where such a matrix exists, for those who want to look at it; it costs
 /// q_len * kv_len memory, which the caller provides.
-void attention_scores(Context& context, const InputTensor<4>& query, const InputTensor<4>& key,
-                      const AttentionOptions& options, ScoreStage stage, const OutputTensor<4>& scores);
+HEADLONG_API void attention_scores(Context& context, const InputTensor<4>& query, const InputTensor<4>& key,
+                                   const AttentionOptions& options, ScoreStage stage, const OutputTensor<4>& scores);
 
 /// The same for one sequence over a layer of a cache: query [heads, q_len, head_dim], scores [heads, q_len, kv_len],
 /// kv_len being the layer's length. Throws Unsupported for a layer with sink tokens, of a ring or with a window.
-void attention_scores(Context& context, const InputTensor<3>& query, const KvCache& cache, std::size_t layer,
-                      const AttentionOptions& options, ScoreStage stage, const OutputTensor<3>& scores);
+HEADLONG_API void attention_scores(Context& context, const InputTensor<3>& query, const KvCache& cache,
+                                   std::size_t layer, const AttentionOptions& options, ScoreStage stage,
+                                   const OutputTensor<3>& scores);
 
 }  // namespace headlong

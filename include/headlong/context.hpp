@@ -19,15 +19,15 @@ namespace headlong HEADLONG_API {
 enum class Isa : std::uint8_t { generic, avx2, avx2vnni, avx512, avx512vnni, neon, neondot };
 
 /// "generic", "avx2", ...: the name that HEADLONG_ISA and the command line use.
-const char* to_string(Isa isa) noexcept;
+HEADLONG_API const char* to_string(Isa isa) noexcept;
 
 /// The instruction set of that name, or nothing.
-std::optional<Isa> parse_isa(std::string_view name) noexcept;
+HEADLONG_API std::optional<Isa> parse_isa(std::string_view name) noexcept;
 
 /// The instruction sets that this build has kernels for, that this processor and operating system can run
 /// (CPUID and XGETBV, getauxval), and that HEADLONG_ISA allows; ascending, `generic` first, never empty.
 /// Throws InvalidArgument if HEADLONG_ISA holds a name that is not an instruction set of this architecture.
-std::vector<Isa> available_isas();
+HEADLONG_API std::vector<Isa> available_isas();
 
 /// Runs the library's parallel loops. Implement it to lend a thread pool of your own.
 class Executor {
@@ -53,16 +53,16 @@ class Executor {
 };
 
 /// Runs every task on the calling thread.
-std::shared_ptr<Executor> make_serial_executor();
+HEADLONG_API std::shared_ptr<Executor> make_serial_executor();
 
 /// An arena of oneTBB threads that belongs to the executor. threads = 0 takes default_concurrency(); it gets no more
 /// than oneTBB allows in this process (the number of processors, unless the program raises it by tbb::global_control).
 /// Throws Unsupported in a library that was built without oneTBB, whose contexts are serial by default.
-std::shared_ptr<Executor> make_tbb_executor(std::size_t threads = 0);
+HEADLONG_API std::shared_ptr<Executor> make_tbb_executor(std::size_t threads = 0);
 
 /// The number of processors that this process may use: the least of the hardware's, the affinity mask's and the
 /// cgroup's CPU quota (rounded up); at least 1.
-std::size_t default_concurrency();
+HEADLONG_API std::size_t default_concurrency();
 
 struct ContextOptions {
     std::optional<Isa> isa = {};      ///< exactly this one; Unsupported if the machine or the build lacks it

@@ -22,7 +22,7 @@ enum class ErrorCode : std::uint8_t {
 };
 
 /// The code's name as it is written here, for logs: "invalid_argument" and so on. Never fails.
-const char* to_string(ErrorCode code) noexcept;
+HEADLONG_API const char* to_string(ErrorCode code) noexcept;
 
 /// Base of all exceptions thrown by Headlong. Copyable; what() is one line without a trailing newline.
 class Error : public std::runtime_error {

@@ -27,7 +27,7 @@ namespace headlong HEADLONG_API {
 enum class KvType : std::uint8_t { f32, f16, bf16, int8, int4 };
 
 /// "f32", "f16", "bf16", "int8" or "int4".
-const char* to_string(KvType type) noexcept;
+HEADLONG_API const char* to_string(KvType type) noexcept;
 
 /// Those of a cache's keys and of its values.
 struct KvTypes {

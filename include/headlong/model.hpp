@@ -25,7 +25,7 @@ namespace headlong HEADLONG_API {
 enum class WeightType : std::uint8_t { f32, f16, bf16, int8, int4 };
 
 /// "f32", "f16", "bf16", "int8" or "int4".
-const char* to_string(WeightType type) noexcept;
+HEADLONG_API const char* to_string(WeightType type) noexcept;
 
 struct ModelOptions {
     /// How the linear layers store their weights; empty: as the file does. f16 and bf16 round to nearest
@@ -171,7 +171,7 @@ enum class StopReason : std::uint8_t {
 };
 
 /// "max_tokens", "end_of_text" and so on.
-const char* to_string(StopReason reason) noexcept;
+HEADLONG_API const char* to_string(StopReason reason) noexcept;
 
 struct Generation {
     std::vector<std::int32_t> prompt_tokens;
@@ -190,12 +190,13 @@ struct Generation {
 /// from the model's begin-of-text token, or else its first end-of-text token. Throws InvalidArgument (naming the
 /// option; a prompt longer than max_positions without a window), BadFile if the model's logits are no numbers, and what
 /// forward() throws.
-Generation generate(Context& context, const Model& model, std::string_view prompt, const GenerateOptions& options = {});
+HEADLONG_API Generation generate(Context& context, const Model& model, std::string_view prompt,
+                                 const GenerateOptions& options = {});
 
 /// Continues what a cache of the model's cache_options() or ring_options(), of any types, holds by tokens, at least
 /// one, and then generates: for a dialogue that goes on, or a prompt that is no text. `text` is what the new tokens
 /// spell.
-Generation generate(Context& context, const Model& model, KvCache& cache, std::span<const std::int32_t> prompt,
-                    const GenerateOptions& options = {});
+HEADLONG_API Generation generate(Context& context, const Model& model, KvCache& cache,
+                                 std::span<const std::int32_t> prompt, const GenerateOptions& options = {});
 
 }  // namespace headlong

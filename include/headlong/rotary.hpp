@@ -101,12 +101,12 @@ class Rotary {
 /// exactly, 16-bit results rounded once, to nearest even. `out` has the shape of `rows`, may have another element type,
 /// and may be the same memory with the same strides and type. Every extent but head_dim may be 0. A row's bits depend
 /// on the row, its position and the instruction set only. Throws InvalidArgument, OutOfMemory.
-void rotate(Context& context, const Rotary& rotary, const InputTensor<3>& rows, std::span<const std::int64_t> positions,
-            const OutputTensor<3>& out);
+HEADLONG_API void rotate(Context& context, const Rotary& rotary, const InputTensor<3>& rows,
+                         std::span<const std::int64_t> positions, const OutputTensor<3>& out);
 
 /// The same at the positions first_position, first_position + 1, ...
-void rotate(Context& context, const Rotary& rotary, const InputTensor<3>& rows, std::int64_t first_position,
-            const OutputTensor<3>& out);
+HEADLONG_API void rotate(Context& context, const Rotary& rotary, const InputTensor<3>& rows,
+                         std::int64_t first_position, const OutputTensor<3>& out);
 
 /// Cosines and sines that the caller has: [positions, rotary_dim / 2], f32, dense in the last dimension (stride 1).
 struct RotaryTable {
@@ -117,7 +117,7 @@ struct RotaryTable {
 
 /// Rotates with a table; positions[i] is a row of it. rotary_dim is twice the table's columns, at most the rows'
 /// head_dim; what lies beyond passes through.
-void rotate(Context& context, const RotaryTable& table, const InputTensor<3>& rows,
-            std::span<const std::int64_t> positions, const OutputTensor<3>& out);
+HEADLONG_API void rotate(Context& context, const RotaryTable& table, const InputTensor<3>& rows,
+                         std::span<const std::int64_t> positions, const OutputTensor<3>& out);
 
 }  // namespace headlong

@@ -22,7 +22,7 @@ enum class DType : std::uint8_t {
 constexpr std::size_t size_of(DType type) noexcept { return type == DType::f32 ? 4 : 2; }
 
 /// "f32", "f16" or "bf16".
-const char* to_string(DType type) noexcept;
+HEADLONG_API const char* to_string(DType type) noexcept;
 
 template <std::size_t Rank>
 using Extents = std::array<std::int64_t, Rank>;

@@ -10,6 +10,6 @@
 namespace headlong HEADLONG_API {
 
 /// "major.minor.patch" of the library that is linked, which may differ from the header's macros.
-const char* version() noexcept;
+HEADLONG_API const char* version() noexcept;
 
 }  // namespace headlong
