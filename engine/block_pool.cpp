@@ -75,6 +75,11 @@ kernels::StoredType stored_type(KvType type) noexcept {
     return kernels::StoredType::f32;
 }
 
+KvShape f16_shape_of(KvShape shape) noexcept {
+    shape.key_type = shape.value_type = KvType::f16;
+    return shape;
+}
+
 std::size_t block_bytes_of(const KvShape& shape) noexcept {
     return layout_of(shape).bytes() * static_cast<std::size_t>(shape.kv_heads);
 }
@@ -97,7 +102,6 @@ BlockPool::Impl::Impl(const KvShape& shape, std::pmr::memory_resource* memory)
       layout_(layout_of(shape)),
       block_bytes_(block_bytes_of(shape)),
       memory_(memory != nullptr ? *memory : *std::pmr::new_delete_resource()),
-      own_memory_(memory == nullptr),
       slabs_(&memory_),
       free_(&memory_) {}
 
@@ -118,9 +122,7 @@ std::size_t BlockPool::Impl::reserved_bytes() const noexcept {
 std::shared_ptr<BlockPool> BlockPool::Impl::f16_pool() {
     const std::lock_guard lock(mutex_);
     if (f16_pool_ == nullptr) {
-        KvShape shape = shape_;
-        shape.key_type = shape.value_type = KvType::f16;
-        f16_pool_ = std::make_shared<BlockPool>(shape, own_memory_ ? nullptr : &memory_);
+        f16_pool_ = std::make_shared<BlockPool>(f16_shape_of(shape_), &memory_);
     }
     return f16_pool_;
 }
@@ -146,7 +148,7 @@ void BlockPool::Impl::add_slab(std::size_t needed_blocks) {
         }
     }
     Slab& slab = made.back();
-    if (own_memory_) ask_for_huge_pages(slab.memory, slab.bytes);
+    if (is_ours(memory_)) ask_for_huge_pages(slab.memory, slab.bytes);
     slab.key_bytes = layout_.values_offset();
     slab.value_bytes = layout_.value_bytes();
     for (std::size_t i = blocks; i-- > 0;) free_.push_back({&slab, static_cast<std::uint32_t>(i)});

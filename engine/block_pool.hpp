@@ -94,7 +94,6 @@ class BlockPool::Impl {
     const kernels::BlockLayout layout_;
     const std::size_t block_bytes_;
     std::pmr::memory_resource& memory_;
-    const bool own_memory_;  ///< nobody else manages these pages: huge ones may be asked for
     mutable std::mutex mutex_;
     std::pmr::list<Slab> slabs_;
     std::pmr::vector<Block> free_;  ///< a stack; capacity for all blocks, so that giving back cannot fail
@@ -105,6 +104,9 @@ class BlockPool::Impl {
 
 /// Throws InvalidArgument or Unsupported unless a pool can hold rows of this shape.
 void check_shape(const KvShape& shape);
+
+/// The same dims in f16.
+KvShape f16_shape_of(KvShape shape) noexcept;
 
 /// How kernels see a type that a pool holds.
 kernels::StoredType stored_type(KvType type) noexcept;

@@ -111,6 +111,10 @@ Generation run(Context& context, const Model& model, KvCache& cache, std::vector
         throw InvalidArgument(fmt::format("prompt: has {} tokens after {}; the model's max_position_embeddings is {}",
                                           prompt_length, cache.length(), info.max_positions));
     }
+    if (!cache.ring() && prompt_length > cache.capacity() - cache.length()) {
+        throw OutOfMemory(fmt::format("prompt: {} tokens after {} exceed the cache's capacity of {}", prompt_length,
+                                      cache.length(), cache.capacity()));
+    }
     TokenStream stream(model.tokenizer());
     stream.prime(result.prompt_tokens);
     std::vector<float> logits(static_cast<std::size_t>(info.vocab_size));
@@ -208,8 +212,14 @@ Generation generate(Context& context, const Model& model, KvCache& cache, std::s
                     const GenerateOptions& options) {
     check(options);
     if (prompt.empty()) throw InvalidArgument("prompt: has no tokens; at least one is needed");
+    const std::int64_t held = cache.length();
     return with_memory_errors("generate", [&] {
-        return run(context, model, cache, {prompt.begin(), prompt.end()}, options);
+        try {
+            return run(context, model, cache, {prompt.begin(), prompt.end()}, options);
+        } catch (...) {
+            if (!cache.forgets()) cache.truncate(held);
+            throw;
+        }
     });
 }
 

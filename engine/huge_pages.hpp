@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <memory_resource>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -21,6 +22,11 @@ inline void ask_for_huge_pages(std::byte* memory, std::size_t bytes) noexcept {
     static_cast<void>(memory);
     static_cast<void>(bytes);
 #endif
+}
+
+/// Nobody else manages these pages, and huge ones may be asked for; of a caller's resource that is not known.
+inline bool is_ours(const std::pmr::memory_resource& memory) noexcept {
+    return &memory == std::pmr::new_delete_resource();
 }
 
 }  // namespace headlong

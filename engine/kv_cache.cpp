@@ -142,11 +142,6 @@ std::shared_ptr<const KeyTransform> transform_of(const KvCacheOptions& options, 
         KeyTransform{{options.key_centre.begin(), options.key_centre.end(), &memory}, options.hadamard_keys});
 }
 
-KvShape f16_shape_of(KvShape shape) noexcept {
-    shape.key_type = shape.value_type = KvType::f16;
-    return shape;
-}
-
 /// Writes one element, rounded to nearest even where its type is narrower.
 void store_element(void* data, DType type, std::int64_t offset, float x) noexcept {
     switch (type) {

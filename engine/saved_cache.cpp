@@ -2,9 +2,9 @@
 //
 // A saved cache is, in little-endian order: words of 64 bits that say what it is (Word), each rotary description, the
 // keys' centre, each layer's window and first position held, the caller's attachment, then the blocks of all layers in
-// ascending order, those of sinks in f16, and a checksum (XXH3, 64 bits) of all that. A block is its bytes as they lie
-// in memory, the same on every instruction set, KV head by KV head, then a byte for each head: its values may hold a
-// NaN or infinity. Places of tokens that are not held are 0.
+// ascending order, those of sinks in f16, and a checksum (XXH3, 64 bits) of all that. A block is, KV head
+// by KV head, the bytes of its keys and of its values as they lie in memory, the same on every instruction set. Places of
+// tokens that are not held are 0.
 #include <fmt/format.h>
 
 #include <array>

@@ -10,9 +10,6 @@ namespace headlong {
 
 namespace {
 
-/// Nobody else manages these pages, and huge ones may be asked for; of a caller's resource that is not known.
-bool is_ours(const std::pmr::memory_resource& memory) noexcept { return &memory == std::pmr::new_delete_resource(); }
-
 std::size_t alignment_of(const std::pmr::memory_resource& memory, std::size_t bytes) noexcept {
     return is_ours(memory) && bytes >= kHugePageBytes ? kHugePageBytes : kernels::kAlignment;
 }

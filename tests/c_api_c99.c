@@ -128,6 +128,8 @@ static const c99_entry entries[] = {
     FIELD(hl_cache_info, forgets),
     FIELD(hl_cache_info, used_bytes),
     FIELD(hl_cache_info, reserved_bytes),
+    FIELD(hl_cache_info, f16_sinks),
+    FIELD(hl_cache_info, reserved),
     STRUCTURE(hl_layer_options),
     FIELD(hl_layer_options, size),
     FIELD(hl_layer_options, heads),

@@ -227,7 +227,6 @@ TEST(CApiNull, Layer) {
 }
 
 TEST(CApiNull, Model) {
-    if (hl_has_feature("models") == 0) GTEST_SKIP() << "this build has no models";
     Arguments a;
     hl_context* const c = a.context.get();
     hl_model* model = nullptr;
@@ -296,15 +295,6 @@ TEST(CApiNull, Model) {
     EXPECT_EQ(hl_generation_get_info(nullptr, &result), HL_INVALID_ARGUMENT);
     hl_generation_destroy(nullptr);
     hl_model_destroy(nullptr);
-}
-
-TEST(CApiNull, WithoutModels) {
-    if (hl_has_feature("models") != 0) GTEST_SKIP() << "this build has models";
-    Arguments a;
-    hl_model* model = nullptr;
-    EXPECT_EQ(hl_model_load(a.context.get(), "x", nullptr, &model), HL_UNSUPPORTED);
-    EXPECT_TRUE(says(hl_context_message(a.context.get()), "models"));
-    EXPECT_EQ(hl_generate(nullptr, nullptr, nullptr, 0, nullptr, nullptr), HL_UNSUPPORTED);
 }
 
 }  // namespace

@@ -98,6 +98,7 @@ int main() {
         check(hl_model_load(handle, "model", nullptr, &model) == HL_UNSUPPORTED, "models are unsupported");
         check(model == nullptr, "no model is made");
         check(std::string(hl_context_message(handle)).find("models") != std::string::npos, "the message says what");
+        check(hl_generate(nullptr, nullptr, nullptr, 0, nullptr, nullptr) == HL_UNSUPPORTED, "nor without arguments");
         hl_context_destroy(handle);
     }
     if (failures == 0) std::printf("%s: as it should be\n", headlong::to_string(context.isa()));

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <headlong/attention.hpp>
 #include <headlong/context.hpp>
 #include <headlong/error.hpp>

@@ -178,6 +178,7 @@ hl_status hl_cache_get_info(const hl_cache* cache, hl_cache_info* info) noexcept
         all.length = from.length();
         all.ring = from.ring() ? 1 : 0;
         all.forgets = from.forgets() ? 1 : 0;
+        all.f16_sinks = from.f16_sinks() ? 1 : 0;
         all.used_bytes = from.used_bytes();
         all.reserved_bytes = from.reserved_bytes();
         write("info", info, all);

@@ -25,8 +25,8 @@ class CallbackMemory final : public std::pmr::memory_resource {
     hl_memory memory_;
 };
 
-/// Passes tasks on through a function that counts them: a pool that loses one, or numbers its workers too high, is
-/// reported, not believed.
+/// Passes tasks on through a function that counts them: a pool that makes fewer or more calls than there are tasks, or
+/// numbers its workers too high, is reported.
 class CallbackExecutor final : public Executor {
   public:
     explicit CallbackExecutor(const hl_executor& executor) : executor_(executor) {}

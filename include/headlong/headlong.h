@@ -15,8 +15,8 @@
 // that was passed to it, or else by the one that its object was made with: see hl_context_message(). No exception
 // leaves a function, and nothing aborts or prints.
 //
-// NULL. A NULL where something is needed is HL_INVALID_ARGUMENT, and the message names it. Destroying NULL does
-// nothing; getters that return a number give 0 for NULL (lengths: -1).
+// NULL. A NULL where something is needed is HL_INVALID_ARGUMENT, and the message names it, where there is a context to
+// keep one. Destroying NULL does nothing; getters that return a number give 0 for NULL (lengths: -1).
 //
 // Structures. Those that begin with `size` may grow in later versions. Set size to sizeof of the structure: fields
 // beyond it, of which the program knew nothing when it was compiled, take their defaults. A size that is smaller than
@@ -73,7 +73,7 @@ typedef enum hl_status {
     HL_WOULD_FORGET = 4,      ///< the operation needs positions that a cache no longer holds
     HL_BAD_FILE = 5,          ///< a file whose contents break its format
     HL_IO = 6,                ///< the operating system could not open, read or write
-    HL_CANCELLED = 7,         ///< the caller asked to stop
+    HL_CANCELLED = 7,         ///< the caller asked to stop, or the time was up
     HL_INTERNAL = 8           ///< none of these: a callback threw, or the library has a fault
 } hl_status;
 
@@ -123,7 +123,7 @@ typedef struct hl_cancel hl_cancel;
 
 /// Where scratch memory, the blocks of caches and weights come from. (Handles and a model's tokenizer come from
 /// operator new.) Both functions are called from any thread, several at a time, as long as the context or anything made
-/// with it lives.
+/// with it lives, and with locks held: they must not call the library.
 typedef struct hl_memory {
     size_t size;  ///< sizeof(hl_memory)
     void* user;   ///< passed to both
@@ -145,17 +145,19 @@ typedef struct hl_executor {
     size_t worker_slots;  ///< workers are numbered below this; 0 = concurrency, otherwise at least that
     /// Calls task(state, t, worker) once for every t in [0, tasks), preferably in ascending order, on any threads, and
     /// returns when all calls have returned. No two calls that run at the same time in one loop have the same `worker`.
-    /// Called from many threads at once. If tasks are left out or a worker is too large, the call ends with
-    /// HL_INVALID_ARGUMENT.
+    /// Called from many threads at once. If the calls are not as many as the tasks, or a number is too large,
+    /// the library's call ends with HL_INVALID_ARGUMENT; a task that is run twice in the place of another is not
+    /// noticed.
     void (*run)(void* user, size_t tasks, hl_task task, void* state);
 } hl_executor;
 
 /// What a context is made of.
 typedef struct hl_context_options {
-    size_t size;                  ///< sizeof(hl_context_options)
-    const char* isa;              ///< exactly this instruction set ("avx2"); HL_UNSUPPORTED if it is not available
-    const char* isa_cap;          ///< the best available one that is not above this; not with isa
-    size_t threads;               ///< of the context's own; 0 = hl_default_concurrency(), 1 = the calling thread alone
+    size_t size;          ///< sizeof(hl_context_options)
+    const char* isa;      ///< exactly this instruction set ("avx2"); HL_UNSUPPORTED if it is not available
+    const char* isa_cap;  ///< the best available one that is not above this; not with isa
+    /// Of the context's own; 0 = hl_default_concurrency() (1 without "tbb"), 1 = the calling thread alone.
+    size_t threads;
     const hl_executor* executor;  ///< copied; runs the loops instead; not with threads
     const hl_memory* memory;      ///< copied; NULL = aligned operator new
 } hl_context_options;
@@ -173,7 +175,8 @@ HL_API void hl_context_destroy(hl_context* context) HL_NOEXCEPT;
 /// UTF-8, at most 1,023 bytes, "" if there was none (and for NULL). It names the argument, its value and what is
 /// allowed. Calls that succeed leave it. Valid until the thread's next failure with this context, or the context's end.
 /// Each thread has a message of its own, so that threads which share a context do not overwrite each other's; the first
-/// few need no memory, and where a later one finds none the text says so. Threads: any.
+/// few need no memory, and where a later one finds none the text says so. (A thread that has the id of one which ended
+/// may see that one's.) Threads: any.
 HL_API const char* hl_context_message(const hl_context* context) HL_NOEXCEPT;
 
 /// The name of the instruction set it computes with; "" for NULL. Threads: any.
@@ -434,8 +437,10 @@ typedef struct hl_cache_options {
     const float* key_centre;    ///< [kv_heads, head_dim], copied: subtracted before quantising; int8 and int4
     size_t key_centre_count;    ///< kv_heads * head_dim, or 0
     hl_pool* pool;  ///< to share blocks; must have the same shape. NULL: blocks of its own, from the context's memory
-    int32_t f16_sinks;  ///< the sink tokens are stored in f16; with keys or values of int8 or int4
-    int32_t reserved;   ///< 0
+    /// The sink tokens are stored in f16; with keys or values of int8 or int4. From 65520 on an element becomes
+    /// infinite.
+    int32_t f16_sinks;
+    int32_t reserved;  ///< 0
 } hl_cache_options;
 
 /// As hl_attention_options_init().
@@ -496,6 +501,8 @@ typedef struct hl_cache_info {
     int32_t forgets;        ///< in a ring, or by a window: appends of at most max_chunk tokens are then safe
     size_t used_bytes;      ///< as hl_cache_used_bytes()
     size_t reserved_bytes;  ///< as hl_cache_reserved_bytes()
+    int32_t f16_sinks;      ///< as in hl_cache_options
+    int32_t reserved;       ///< 0
 } hl_cache_info;
 
 /// Fills `info` as far as its size says. HL_INVALID_ARGUMENT. Threads: any.
@@ -758,7 +765,8 @@ HL_API hl_status hl_generate_options_init(hl_generate_options* options, size_t s
 HL_API hl_status hl_generate(hl_context* context, const hl_model* model, const char* prompt, size_t bytes,
                              const hl_generate_options* options, hl_generation** generation) HL_NOEXCEPT;
 /// Continues what a cache of hl_model_cache_create() holds by `count` tokens, at least one, and then generates: for a
-/// dialogue that goes on. key_type, value_type, window and sink_tokens are not looked at. Threads: one writer.
+/// dialogue that goes on. key_type, value_type, window, sink_tokens and f16_sinks are not looked at. If it fails, a
+/// cache that forgets may have got chunks of the prompt, and tokens; any other is as it was. Threads: one writer.
 HL_API hl_status hl_generate_cached(hl_context* context, const hl_model* model, hl_cache* cache, const int32_t* prompt,
                                     size_t count, const hl_generate_options* options,
                                     hl_generation** generation) HL_NOEXCEPT;
@@ -771,7 +779,7 @@ enum hl_stop_reason {
     HL_STOP_END_OF_TEXT = 1,   ///< an end-of-text token, which is not part of the result
     HL_STOP_TEXT = 2,          ///< one of stop_texts
     HL_STOP_CONTEXT_FULL = 3,  ///< the text has max_positions tokens, and the cache is no ring
-    HL_STOP_CANCELLED = 4      ///< cancel, or on_text
+    HL_STOP_CANCELLED = 4      ///< cancel, the timeout, or on_text
 };
 
 /// What was generated. Pointers are valid as long as the hl_generation.

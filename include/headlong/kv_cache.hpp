@@ -50,7 +50,8 @@ struct KvShape {
 
 /// Blocks of one shape, shared by any number of caches. Thread-safe. Memory is taken from the resource in slabs
 /// that grow with use, and is kept until the pool is destroyed, after the last cache that uses it. What its caches hold
-/// beside blocks (their tables, rotary descriptions, a centre) comes from the resource, too.
+/// beside blocks (their tables, a centre) comes from the resource, too. Its functions must not call the library: it is
+/// called with locks held.
 class BlockPool {
   public:
     /// `memory` must outlive the pool and be thread-safe; nullptr = aligned operator new.
@@ -87,7 +88,8 @@ struct KvCacheOptions {
     /// a cache that is no ring too: only caches of the same sink_tokens (and f16_sinks) give the same bits.
     std::int64_t sink_tokens = 0;
     /// The sink tokens are stored in f16, and not as codes: every query weighs them heavily. They take these bytes on
-    /// top (their places as codes stay). Only with sink_tokens, and with keys or values of int8 or int4.
+    /// top (their places as codes stay). From 65520 on an element becomes infinite, which codes would hold. Only with
+    /// sink_tokens, and with keys or values of int8 or int4.
     bool f16_sinks = false;
     /// Per layer, empty = none in any: a query sees the last so many positions, its own included, and the layer
     /// forgets all before those; 0 = no window. A window that fits into a ring's has no sinks.

@@ -195,7 +195,8 @@ HEADLONG_API Generation generate(Context& context, const Model& model, std::stri
 
 /// Continues what a cache of the model's cache_options() or ring_options(), of any types, holds by tokens, at least
 /// one, and then generates: for a dialogue that goes on, or a prompt that is no text. `text` is what the new tokens
-/// spell.
+/// spell. If it throws (OutOfMemory, too, for a prompt that the cache has no room for), the cache holds what it held;
+/// but one that forgets may have got chunks of the prompt, and tokens.
 HEADLONG_API Generation generate(Context& context, const Model& model, KvCache& cache,
                                  std::span<const std::int32_t> prompt, const GenerateOptions& options = {});
 
