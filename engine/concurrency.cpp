@@ -2,8 +2,6 @@
 // larger than the quota is throttled for most of every period.
 #include "engine/concurrency.hpp"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -12,6 +10,8 @@
 #include <limits>
 #include <string>
 #include <thread>
+
+#include "engine/processors.hpp"
 
 namespace headlong {
 namespace {
@@ -73,11 +73,9 @@ double cgroup_cpus(const std::string& root, const std::string& membership) {
 
 std::size_t default_concurrency() {
     std::size_t cpus = std::max(1U, std::thread::hardware_concurrency());
+    if (const auto allowed = processors_of_this_thread())
+        cpus = std::min(cpus, std::max<std::size_t>(1, allowed->count()));
 #if defined(__linux__)
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) {
-        cpus = std::min(cpus, static_cast<std::size_t>(std::max(1, CPU_COUNT(&set))));
-    }
     const double quota = cgroup_cpus("/sys/fs/cgroup", "/proc/self/cgroup");
     if (quota < static_cast<double>(cpus)) cpus = static_cast<std::size_t>(std::max(1.0, std::ceil(quota)));
 #endif

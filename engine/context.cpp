@@ -6,6 +6,7 @@
 
 #include "engine/context_impl.hpp"
 #include "engine/isa.hpp"
+#include "engine/processors.hpp"
 
 namespace headlong {
 namespace {
@@ -41,10 +42,18 @@ constexpr std::size_t kMaxThreads = 4096;
 std::shared_ptr<Executor> choose_executor(const ContextOptions& options) {
     if (options.executor != nullptr) {
         if (options.threads != 0) throw InvalidArgument("ContextOptions: threads and executor are both set; give one");
+        if (!options.processors.empty()) {
+            throw InvalidArgument("ContextOptions: processors and executor are both set; give one");
+        }
         return options.executor;
     }
     if (options.threads > kMaxThreads) {
         throw InvalidArgument(fmt::format("ContextOptions: threads is {}; at most {}", options.threads, kMaxThreads));
+    }
+    if (!options.processors.empty()) {
+        const ProcessorSet processors = choose_processors(options.processors, "/sys/devices");
+        const std::size_t threads = std::min(default_concurrency(), processors.count());
+        return make_tbb_executor_on(processors, options.threads == 0 ? threads : options.threads);
     }
 #if HEADLONG_TBB
     const std::size_t threads = options.threads == 0 ? default_concurrency() : options.threads;

@@ -30,6 +30,7 @@ static const c99_entry entries[] = {
     FIELD(hl_context_options, threads),
     FIELD(hl_context_options, executor),
     FIELD(hl_context_options, memory),
+    FIELD(hl_context_options, processors),
     STRUCTURE(hl_tensor),
     FIELD(hl_tensor, data),
     FIELD(hl_tensor, dtype),

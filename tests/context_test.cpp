@@ -23,6 +23,7 @@
 #include <headlong/tbb.hpp>
 
 #include "engine/concurrency.hpp"
+#include "engine/processors.hpp"
 #include "engine/workspace.hpp"
 #include "tests/support/compare.hpp"
 #include "tests/support/counting_resource.hpp"
@@ -182,6 +183,112 @@ TEST(ContextTest, ExecutorsRunEveryTaskOnceOnDistinctWorkers) {
     both.executor = nullptr;
     both.threads = std::numeric_limits<std::size_t>::max();
     refusal([&] { Context refused(both); }, ErrorCode::invalid_argument);
+}
+
+TEST(ContextTest, ProcessorsAreChosenByName) {
+    namespace fs = std::filesystem;
+    const auto set_of = [](std::string_view list) { return parse_processor_list(list).value(); };
+    EXPECT_EQ(set_of("0-2,5").to_string().substr(1024 - 6), "100111");
+    EXPECT_EQ(set_of("1023").count(), 1U);
+    for (const char* wrong : {"", "a", "-1", "3-", "3-1", "1,", ",1", "1 ", "0-1024", "99999999999999999999", "0--1"}) {
+        EXPECT_FALSE(parse_processor_list(wrong).has_value()) << wrong;
+    }
+    const auto allowed = processors_of_this_thread();
+    if (!allowed) GTEST_SKIP() << "this system cannot keep threads to processors";
+
+    // The folder of devices of a machine where processor `fast` is of another kind than the others that there may be.
+    const fs::path devices = fs::temp_directory_path() / ("headlong-devices-" + std::to_string(::getpid()));
+    const auto write = [&](const fs::path& file, const std::string& text) {
+        fs::create_directories((devices / file).parent_path());
+        std::ofstream(devices / file) << text;
+    };
+    std::size_t fast = 0;
+    while (!(*allowed)[fast]) ++fast;
+    const ProcessorSet only_fast = set_of(std::to_string(fast));
+    const auto choose = [&](const std::string& text) { return choose_processors(text, devices.string()); };
+    EXPECT_EQ(choose("performance"), *allowed) << "nothing is told";
+    const auto write_capacities = [&](const std::string& others) {
+        for (std::size_t number = 0; number < allowed->size(); ++number) {
+            const bool least = number != fast;
+            if ((*allowed)[number]) {
+                write("system/cpu/cpu" + std::to_string(number) + "/cpu_capacity", least ? others : "1024");
+            }
+        }
+    };
+    write_capacities("1024");
+    EXPECT_EQ(choose("performance"), *allowed) << "all alike";
+    write_capacities("446");
+    EXPECT_EQ(choose("performance"), only_fast) << "Arm";
+    write_capacities("1024");
+    write("cpu_core/cpus", std::to_string(fast) + "\n");
+    EXPECT_EQ(choose("performance"), only_fast) << "Intel";
+    write("system/node/node7/cpulist", std::to_string(fast) + "\n");
+    write("system/node/node8/cpulist", "\n");  // a node of memory alone
+    EXPECT_EQ(choose("node7"), only_fast);
+    EXPECT_EQ(choose(std::to_string(fast)), only_fast);
+    EXPECT_EQ(choose("0-1023"), *allowed);
+    for (const char* none : {"node8", "node9"}) {
+        EXPECT_TRUE(says(refusal([&] { choose(none); }, ErrorCode::invalid_argument),
+                         std::string("processors is \"") + none + "\", none of which this thread may use"));
+    }
+    for (const char* wrong : {"fast", "node", "node-1", "node7 ", "0-", "1024"}) {
+        EXPECT_TRUE(says(refusal([&] { choose(wrong); }, ErrorCode::invalid_argument),
+                         std::string("processors is \"") + wrong + "\"; allowed"));
+    }
+    fs::remove_all(devices);
+}
+
+TEST(ContextTest, ThreadsKeepToTheirProcessorsOnlyInsideOfCalls) {
+    const auto allowed = processors_of_this_thread();
+    if (!allowed || emulated()) GTEST_SKIP() << "this system cannot keep threads to processors, or is emulated";
+    allow_threads(3);
+    std::size_t last = allowed->size() - 1;
+    while (!(*allowed)[last]) --last;
+    ProcessorSet chosen;
+    chosen.set(last);
+    struct Seen {
+        std::mutex mutex;
+        std::set<std::string> sets;
+        void add() {
+            const std::lock_guard lock(mutex);
+            sets.insert(processors_of_this_thread().value().to_string());
+        }
+    };
+    const auto sets_of = [](Executor& executor) {
+        Seen seen;
+        executor.run(
+            300,
+            [](void* state, std::size_t, std::size_t) noexcept {
+                static_cast<Seen*>(state)->add();
+                std::this_thread::sleep_for(std::chrono::microseconds(50));  // so that all threads come
+            },
+            &seen);
+        return seen.sets;
+    };
+    const std::set<std::string> all{allowed->to_string()};
+    for (int life = 0; life < 3; ++life) {
+        {
+            const auto executor = make_tbb_executor_on(chosen, 3);
+            EXPECT_EQ(sets_of(*executor), std::set<std::string>{chosen.to_string()});
+            EXPECT_EQ(processors_of_this_thread(), allowed) << "the caller's thread after the call";
+            EXPECT_EQ(sets_of(*make_tbb_executor(3)), all) << "another arena beside it";
+        }
+        EXPECT_EQ(sets_of(*make_tbb_executor(3)), all) << "oneTBB's threads afterwards";
+    }
+
+    ContextOptions options;
+    options.processors = std::to_string(last);
+    Context context(options);
+    EXPECT_EQ(context.concurrency(), 1U) << "as many threads as processors";
+    Tensors kept(4, 2, 64, 600, 16);
+    kept.run(context);
+    EXPECT_EQ(processors_of_this_thread(), allowed);
+    Context plain;
+    Tensors free(4, 2, 64, 600, 16);
+    free.run(plain);
+    EXPECT_TRUE(same_bits(kept.out.data(), free.out.data(), 4 * 64 * 16));
+    options.executor = make_serial_executor();
+    refusal([&] { Context refused(options); }, ErrorCode::invalid_argument);
 }
 
 TEST(ContextTest, CgroupQuotasAreRead) {

@@ -23,6 +23,7 @@ std::shared_ptr<Core> make_core(const hl_context_options* given) {
     if (from.isa != nullptr) options.isa = isa_of("isa", from.isa);
     if (from.isa_cap != nullptr) options.isa_cap = isa_of("isa_cap", from.isa_cap);
     options.threads = from.threads;
+    if (from.processors != nullptr) options.processors = from.processors;
     if (from.executor != nullptr) {
         const hl_executor executor = read("executor", from.executor);
         check(executor);

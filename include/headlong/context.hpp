@@ -7,6 +7,7 @@
 #include <memory>
 #include <memory_resource>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -71,6 +72,12 @@ struct ContextOptions {
     std::shared_ptr<Executor> executor = {};      ///< runs the loops instead of an arena of its own; not with `threads`
     std::pmr::memory_resource* memory = nullptr;  ///< where scratch memory comes from; must outlive the context
                                                   ///< and be thread-safe; nullptr = aligned operator new
+    /// The processors that the context's threads keep to, and callers while they are inside of a call: "performance",
+    /// the performance cores of a machine that has others beside them; "node1", those of a NUMA node, whose memory then
+    /// holds what the context's threads write first; or a list, "0-3,8". Empty: wherever the system places them, which
+    /// on most machines is performance cores first. Not with `executor`. `threads` = 0 then counts no others.
+    /// Linux; elsewhere, and without oneTBB, Unsupported.
+    std::string processors = {};
 };
 
 /// Its scratch memory grows on first use and is kept until it is destroyed. The scratch of attend() depends on head

@@ -160,6 +160,10 @@ typedef struct hl_context_options {
     size_t threads;
     const hl_executor* executor;  ///< copied; runs the loops instead; not with threads
     const hl_memory* memory;      ///< copied; NULL = aligned operator new
+    /// The processors that the context's threads keep to, and callers while they are inside of a call: "performance",
+    /// the performance cores of a machine that has others beside them; "node1", those of a NUMA node; or a list,
+    /// "0-3,8". NULL or "": wherever the system places them. Not with executor. HL_UNSUPPORTED but on Linux with "tbb".
+    const char* processors;
 } hl_context_options;
 
 /// Makes a context. There is none yet to keep a message: if `message` is not NULL, the call writes it there, cut to
