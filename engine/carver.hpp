@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <limits>
 
+#include "kernels/compiler.hpp"
 #include "kernels/layout.hpp"
 
 namespace headlong {
@@ -11,12 +12,12 @@ namespace headlong {
 /// A product of sizes, or the largest size if it does not fit: a resource refuses that.
 constexpr std::size_t saturating_product(std::size_t a, std::size_t b) noexcept {
     std::size_t product = 0;
-    return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::size_t>::max() : product;
+    return compiler::mul_overflows(a, b, product) ? std::numeric_limits<std::size_t>::max() : product;
 }
 
 constexpr std::size_t saturating_sum(std::size_t a, std::size_t b) noexcept {
     std::size_t sum = 0;
-    return __builtin_add_overflow(a, b, &sum) ? std::numeric_limits<std::size_t>::max() : sum;
+    return compiler::add_overflows(a, b, sum) ? std::numeric_limits<std::size_t>::max() : sum;
 }
 
 /// Hands out pieces of a memory block, each aligned for kernels; with a null base it only counts. The same code that

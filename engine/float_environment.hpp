@@ -9,6 +9,8 @@
 #include <cstdint>
 #endif
 
+#include "kernels/compiler.hpp"
+
 namespace headlong {
 
 class FloatEnvironment {
@@ -23,15 +25,11 @@ class FloatEnvironment {
   private:
     unsigned saved_;
 #elif defined(__aarch64__)
-    FloatEnvironment() noexcept {
-        __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
-        set(0);
-    }
-    ~FloatEnvironment() { set(saved_); }
+    FloatEnvironment() noexcept : saved_(compiler::float_control()) { compiler::set_float_control(0); }
+    ~FloatEnvironment() { compiler::set_float_control(saved_); }
 
   private:
-    static void set(std::uint64_t value) noexcept { __asm__ volatile("msr fpcr, %0" : : "r"(value)); }
-    std::uint64_t saved_ = 0;
+    std::uint64_t saved_;
 #else
     FloatEnvironment() noexcept : saved_(std::fegetround()) { std::fesetround(FE_TONEAREST); }
     ~FloatEnvironment() { std::fesetround(saved_); }

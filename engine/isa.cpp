@@ -15,6 +15,8 @@
 #include <sys/auxv.h>
 #endif
 
+#include "kernels/compiler.hpp"
+
 namespace headlong {
 namespace {
 
@@ -78,8 +80,7 @@ struct X86Features {
         constexpr unsigned kFma = 1U << 12U, kOsXsave = 1U << 27U, kAvx = 1U << 28U, kF16c = 1U << 29U;
         constexpr unsigned kLeaf1 = kFma | kOsXsave | kAvx | kF16c;
         if ((c & kLeaf1) != kLeaf1) return;
-        std::uint32_t xcr0 = 0, high = 0;
-        __asm__ volatile("xgetbv" : "=a"(xcr0), "=d"(high) : "c"(0));
+        const std::uint64_t xcr0 = compiler::saved_register_files();
         if ((xcr0 & 0x6U) != 0x6U) return;  // xmm and ymm state
         if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return;
         const unsigned subleaves = a;

@@ -12,6 +12,7 @@
 #include "engine/parallel.hpp"
 #include "engine/rows.hpp"
 #include "engine/validate.hpp"
+#include "kernels/compiler.hpp"
 #include "kernels/half.hpp"
 
 namespace headlong {
@@ -747,9 +748,9 @@ std::size_t KvCache::estimate_bytes(const KvCacheOptions& options, std::int64_t 
     }
     std::size_t bytes = 0;
     std::size_t sink_bytes = 0;
-    if (__builtin_mul_overflow(blocks, block_bytes_of(options.shape), &bytes) ||
-        __builtin_mul_overflow(sink_blocks, block_bytes_of(f16_shape_of(options.shape)), &sink_bytes) ||
-        __builtin_add_overflow(bytes, sink_bytes, &bytes)) {
+    if (compiler::mul_overflows(blocks, block_bytes_of(options.shape), bytes) ||
+        compiler::mul_overflows(sink_blocks, block_bytes_of(f16_shape_of(options.shape)), sink_bytes) ||
+        compiler::add_overflows(bytes, sink_bytes, bytes)) {
         throw OutOfMemory(fmt::format("estimate_bytes: {} tokens need more bytes than 64 bits can count", tokens));
     }
     return bytes;

@@ -12,6 +12,7 @@
 #include "engine/context_impl.hpp"
 #include "engine/huge_pages.hpp"
 #include "engine/parallel.hpp"
+#include "kernels/compiler.hpp"
 
 namespace headlong {
 namespace {
@@ -66,22 +67,21 @@ double multiply_seconds() noexcept {
 #if defined(__aarch64__)
     float x = 1.0F;
     float factor = 1.0F;
-    asm volatile("" : "+w"(x), "+w"(factor));
-#define HEADLONG_HIDE(x) asm volatile("" : "+w"(x))
+#define HEADLONG_FACTOR_REGISTER HEADLONG_VECTOR_REGISTER
 #else
     std::uint32_t x = 3;  // 32 bits: 64 take 5 cycles on small cores
     std::uint32_t factor = 5;
-    asm volatile("" : "+r"(x), "+r"(factor));
-#define HEADLONG_HIDE(x) asm volatile("" : "+r"(x))
+#define HEADLONG_FACTOR_REGISTER HEADLONG_GENERAL_REGISTER
 #endif
+    HEADLONG_HIDE(HEADLONG_FACTOR_REGISTER, x);
+    HEADLONG_HIDE(HEADLONG_FACTOR_REGISTER, factor);
     for (int step = 0; step < kSteps; ++step) {
-#pragma GCC unroll 8
-        for (int i = 0; i < kUnrolled; ++i) {
+        HEADLONG_UNROLL for (int i = 0; i < kUnrolled; ++i) {
             x *= factor;
-            HEADLONG_HIDE(x);  // or products of constants could be taken together
+            HEADLONG_HIDE(HEADLONG_FACTOR_REGISTER, x);  // or products of constants could be taken together
         }
     }
-#undef HEADLONG_HIDE
+#undef HEADLONG_FACTOR_REGISTER
     return seconds_since(start) / (kSteps * kUnrolled);
 }
 

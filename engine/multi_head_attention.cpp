@@ -9,6 +9,7 @@
 #include "engine/linear.hpp"
 #include "engine/parallel.hpp"
 #include "engine/validate.hpp"
+#include "kernels/compiler.hpp"
 
 namespace headlong {
 namespace {
@@ -106,8 +107,8 @@ class MultiHeadAttention::Impl {
         const std::int64_t y_width = is_dense(y.extents, y.strides) ? 0 : shape_.d_model;
         std::int64_t rows = 0;
         std::int64_t total = 0;
-        if (__builtin_mul_overflow(x.extents[0], x.extents[1], &rows) ||
-            __builtin_mul_overflow(2 * width + 2 * kv_width + x_width + y_width, rows, &total) ||
+        if (compiler::mul_overflows(x.extents[0], x.extents[1], rows) ||
+            compiler::mul_overflows(2 * width + 2 * kv_width + x_width + y_width, rows, total) ||
             total > (std::int64_t{1} << 60)) {
             throw std::bad_alloc();
         }

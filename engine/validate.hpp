@@ -8,6 +8,8 @@
 #include <headlong/tensor.hpp>
 #include <limits>
 
+#include "kernels/compiler.hpp"
+
 namespace headlong {
 
 template <std::size_t Rank>
@@ -34,9 +36,9 @@ void check_extents(const char* name, const Extents<Rank>& extents, const Extents
     for (std::size_t i = 0; i < Rank; ++i) {
         std::int64_t step = 0;
         if (strides[i] == std::numeric_limits<std::int64_t>::min() ||
-            __builtin_mul_overflow(elements, extents[i], &elements) ||
-            __builtin_mul_overflow(extents[i] - 1, strides[i] < 0 ? -strides[i] : strides[i], &step) ||
-            __builtin_add_overflow(reach, step, &reach) ||
+            compiler::mul_overflows(elements, extents[i], elements) ||
+            compiler::mul_overflows(extents[i] - 1, strides[i] < 0 ? -strides[i] : strides[i], step) ||
+            compiler::add_overflows(reach, step, reach) ||
             reach > kMax / static_cast<std::int64_t>(element_bytes) - 1) {
             throw InvalidArgument(fmt::format("{}: extent {} with stride {} in dimension {} exceeds 64-bit sizes", name,
                                               extents[i], strides[i], i));

@@ -82,7 +82,7 @@ struct DotTile {
     template <std::size_t Rows>
     HEADLONG_INLINE void prefetch_rows(const float* next) const noexcept {
         for (std::size_t k = 0; k < a.depth; k += 16) {
-            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) __builtin_prefetch(next + r * a.row_stride + k);
+            HEADLONG_UNROLL for (std::size_t r = 0; r < Rows; ++r) compiler::prefetch(next + r * a.row_stride + k);
         }
     }
 

@@ -5,21 +5,23 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/compiler.hpp"
+
 namespace headlong::kernels {
 
-[[gnu::always_inline]] inline float float_of_bits(std::uint32_t bits) noexcept {
+HEADLONG_INLINE float float_of_bits(std::uint32_t bits) noexcept {
     float x = 0.0F;
     std::memcpy(&x, &bits, sizeof x);
     return x;
 }
-[[gnu::always_inline]] inline std::uint32_t bits_of_float(float x) noexcept {
+HEADLONG_INLINE std::uint32_t bits_of_float(float x) noexcept {
     std::uint32_t bits = 0;
     std::memcpy(&bits, &x, sizeof bits);
     return bits;
 }
 
 /// Exact; signalling NaNs become quiet.
-[[gnu::always_inline]] inline float widen_f16(std::uint16_t half) noexcept {
+HEADLONG_INLINE float widen_f16(std::uint16_t half) noexcept {
     const std::uint32_t sign = (half & 0x8000U) << 16U;
     const std::uint32_t rest = half & 0x7FFFU;
     if (rest >= 0x7C00U) {  // infinity or NaN
@@ -32,12 +34,12 @@ namespace headlong::kernels {
 }
 
 /// Exact.
-[[gnu::always_inline]] inline float widen_bf16(std::uint16_t half) noexcept {
+HEADLONG_INLINE float widen_bf16(std::uint16_t half) noexcept {
     return float_of_bits(static_cast<std::uint32_t>(half) << 16U);
 }
 
 /// Rounded to nearest even (the caller's mode must be that one). Every NaN becomes 0x7e00.
-[[gnu::always_inline]] inline std::uint16_t narrow_f16(float x) noexcept {
+HEADLONG_INLINE std::uint16_t narrow_f16(float x) noexcept {
     const std::uint32_t bits = bits_of_float(x);
     const std::uint32_t sign = bits >> 16U & 0x8000U;
     std::uint32_t rest = bits & 0x7FFFFFFFU;
@@ -53,7 +55,7 @@ namespace headlong::kernels {
 }
 
 /// Rounded to nearest even; every NaN becomes 0x7fc0.
-[[gnu::always_inline]] inline std::uint16_t narrow_bf16(float x) noexcept {
+HEADLONG_INLINE std::uint16_t narrow_bf16(float x) noexcept {
     const std::uint32_t bits = bits_of_float(x);
     const bool nan = (bits & 0x7FFFFFFFU) > 0x7F800000U;
     const std::uint32_t rounded = (bits + 0x7FFFU + (bits >> 16U & 1U)) >> 16U;

@@ -35,6 +35,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/compiler.hpp"
+
 namespace headlong::kernels {
 
 // Functions are forced inline: no unit of an instruction set may share a symbol with the baseline.
@@ -54,28 +56,28 @@ inline constexpr std::size_t kAlignment = 64;
 /// Element types: IEEE 754 binary32 and binary16, and bfloat16.
 enum class ElementType : std::uint8_t { f32, f16, bf16 };
 
-[[gnu::always_inline]] constexpr std::size_t element_bytes(ElementType type) noexcept {
+HEADLONG_INLINE constexpr std::size_t element_bytes(ElementType type) noexcept {
     return type == ElementType::f32 ? 4 : 2;
 }
 
 /// How a cache's block stores keys, or values.
 enum class StoredType : std::uint8_t { f32, f16, bf16, int8, int4 };
 
-[[gnu::always_inline]] constexpr bool has_codes(StoredType type) noexcept {
+HEADLONG_INLINE constexpr bool has_codes(StoredType type) noexcept {
     return type == StoredType::int8 || type == StoredType::int4;
 }
 
 /// That of one without codes.
-[[gnu::always_inline]] constexpr ElementType element_type(StoredType type) noexcept {
+HEADLONG_INLINE constexpr ElementType element_type(StoredType type) noexcept {
     return type == StoredType::f16 ? ElementType::f16 : type == StoredType::bf16 ? ElementType::bf16 : ElementType::f32;
 }
 
-[[gnu::always_inline]] constexpr std::size_t round_up(std::size_t value, std::size_t multiple) noexcept {
+HEADLONG_INLINE constexpr std::size_t round_up(std::size_t value, std::size_t multiple) noexcept {
     return (value + multiple - 1) / multiple * multiple;
 }
 
 /// Columns of the value panels of a block, padding included.
-[[gnu::always_inline]] constexpr std::size_t padded_columns(std::size_t value_dim) noexcept {
+HEADLONG_INLINE constexpr std::size_t padded_columns(std::size_t value_dim) noexcept {
     return round_up(value_dim, kPanelTokens);
 }
 
@@ -90,82 +92,81 @@ inline constexpr std::size_t kValueGroup = 128;  ///< columns of a token's value
 inline constexpr std::size_t kValueScaleBytes = kBlockTokens * sizeof(float);  ///< of one group of a value block
 
 /// Quads of a line, pairs of tokens in the bytes of a value panel that hold one column's: codes in a byte.
-[[gnu::always_inline]] constexpr std::size_t codes_in_byte(StoredType type) noexcept {
+HEADLONG_INLINE constexpr std::size_t codes_in_byte(StoredType type) noexcept {
     return type == StoredType::int4 ? 2 : 1;
 }
-[[gnu::always_inline]] constexpr std::int32_t largest_code(StoredType type) noexcept {
+HEADLONG_INLINE constexpr std::int32_t largest_code(StoredType type) noexcept {
     return type == StoredType::int4 ? 7 : 127;
 }
 
-[[gnu::always_inline]] constexpr std::size_t code_groups(std::size_t depth) noexcept {
+HEADLONG_INLINE constexpr std::size_t code_groups(std::size_t depth) noexcept {
     return (depth + kCodeGroup - 1) / kCodeGroup;
 }
-[[gnu::always_inline]] constexpr std::size_t code_quads(std::size_t depth) noexcept {
+HEADLONG_INLINE constexpr std::size_t code_quads(std::size_t depth) noexcept {
     return (depth + kQuadInputs - 1) / kQuadInputs;
 }
-[[gnu::always_inline]] constexpr std::size_t code_lines(StoredType type, std::size_t depth) noexcept {
+HEADLONG_INLINE constexpr std::size_t code_lines(StoredType type, std::size_t depth) noexcept {
     return (code_quads(depth) + codes_in_byte(type) - 1) / codes_in_byte(type);
 }
 
 /// Inputs of group `group`.
-[[gnu::always_inline]] constexpr std::size_t code_group_inputs(std::size_t depth, std::size_t group) noexcept {
+HEADLONG_INLINE constexpr std::size_t code_group_inputs(std::size_t depth, std::size_t group) noexcept {
     const std::size_t left = depth - group * kCodeGroup;
     return left < kCodeGroup ? left : kCodeGroup;
 }
 
 /// Bytes of a key panel of codes, a multiple of a cache line, and from one full group to the next.
-[[gnu::always_inline]] constexpr std::size_t code_panel_bytes(StoredType type, std::size_t depth) noexcept {
+HEADLONG_INLINE constexpr std::size_t code_panel_bytes(StoredType type, std::size_t depth) noexcept {
     return code_groups(depth) * kCodeScaleBytes + code_lines(type, depth) * kCodeLineBytes;
 }
-[[gnu::always_inline]] constexpr std::size_t code_group_bytes(StoredType type) noexcept {
+HEADLONG_INLINE constexpr std::size_t code_group_bytes(StoredType type) noexcept {
     return code_panel_bytes(type, kCodeGroup);
 }
 
 /// Where a code row's factors and sums begin, and its bytes: a multiple of a cache line.
-[[gnu::always_inline]] constexpr std::size_t code_row_factors(std::size_t depth) noexcept {
+HEADLONG_INLINE constexpr std::size_t code_row_factors(std::size_t depth) noexcept {
     return round_up(code_quads(depth), 2) * kRowQuadBytes;
 }
-[[gnu::always_inline]] constexpr std::size_t code_row_sums(std::size_t depth) noexcept {
+HEADLONG_INLINE constexpr std::size_t code_row_sums(std::size_t depth) noexcept {
     return code_row_factors(depth) + code_groups(depth) * sizeof(float);
 }
-[[gnu::always_inline]] constexpr std::size_t code_row_bytes(std::size_t depth) noexcept {
+HEADLONG_INLINE constexpr std::size_t code_row_bytes(std::size_t depth) noexcept {
     return round_up(code_row_sums(depth) + code_groups(depth) * sizeof(std::int32_t), kAlignment);
 }
 
 /// Bytes of one value panel of codes.
-[[gnu::always_inline]] constexpr std::size_t value_code_bytes(StoredType type) noexcept {
+HEADLONG_INLINE constexpr std::size_t value_code_bytes(StoredType type) noexcept {
     return kValuePanel / codes_in_byte(type);
 }
 /// Bytes of the groups of a value block before column `column`, a multiple of kValueGroup, or of all its columns.
-[[gnu::always_inline]] constexpr std::size_t value_block_bytes(StoredType type, std::size_t columns) noexcept {
+HEADLONG_INLINE constexpr std::size_t value_block_bytes(StoredType type, std::size_t columns) noexcept {
     return (columns + kValueGroup - 1) / kValueGroup * kValueScaleBytes +
            (columns + kPanelTokens - 1) / kPanelTokens * value_code_bytes(type);
 }
 /// Where the byte of (token, column) lies in a value block of codes; and of int4, whether in its high half.
-[[gnu::always_inline]] constexpr std::size_t value_code_index(StoredType type, std::size_t token,
-                                                              std::size_t column) noexcept {
+HEADLONG_INLINE constexpr std::size_t value_code_index(StoredType type, std::size_t token,
+                                                       std::size_t column) noexcept {
     const std::size_t group = column / kValueGroup * kValueGroup;
     const std::size_t panel = (column - group) / kPanelTokens * value_code_bytes(type);
     const std::size_t pairs = token / 2 / codes_in_byte(type) * 2 * kPanelTokens;
     return value_block_bytes(type, group) + kValueScaleBytes + panel + pairs + column % kPanelTokens * 2 + token % 2;
 }
-[[gnu::always_inline]] constexpr bool in_high_half(std::size_t token) noexcept { return token / 2 % 2 != 0; }
+HEADLONG_INLINE constexpr bool in_high_half(std::size_t token) noexcept { return token / 2 % 2 != 0; }
 /// Where the byte of (input, token) lies in a key panel of codes; and of int4, whether in its high half.
-[[gnu::always_inline]] constexpr std::size_t key_code_index(StoredType type, std::size_t input,
-                                                            std::size_t lane) noexcept {
+HEADLONG_INLINE constexpr std::size_t key_code_index(StoredType type, std::size_t input, std::size_t lane) noexcept {
     const std::size_t line = input % kCodeGroup / kQuadInputs / codes_in_byte(type);
     return input / kCodeGroup * code_group_bytes(type) + kCodeScaleBytes + line * kCodeLineBytes + lane * kQuadInputs +
            input % kQuadInputs;
 }
-[[gnu::always_inline]] constexpr bool in_high_quad(std::size_t input) noexcept { return input / kQuadInputs % 2 != 0; }
+HEADLONG_INLINE constexpr bool in_high_quad(std::size_t input) noexcept { return input / kQuadInputs % 2 != 0; }
 
 /// Element (token, column) of the value panels of a block.
-[[gnu::always_inline]] constexpr std::size_t value_index(std::size_t token, std::size_t column) noexcept {
+HEADLONG_INLINE constexpr std::size_t value_index(std::size_t token, std::size_t column) noexcept {
     return column / kPanelTokens * kValuePanel + token * kPanelTokens + column % kPanelTokens;
 }
 
 /// Bytes of a key panel.
-[[gnu::always_inline]] constexpr std::size_t key_panel_bytes(StoredType type, std::size_t head_dim) noexcept {
+HEADLONG_INLINE constexpr std::size_t key_panel_bytes(StoredType type, std::size_t head_dim) noexcept {
     return has_codes(type) ? code_panel_bytes(type, head_dim)
                            : head_dim * kPanelTokens * element_bytes(element_type(type));
 }

@@ -103,7 +103,7 @@ inline float read_loop(const kernels::ReadLoop& a) noexcept {
                 // an address past the end is never read, only asked for
                 const std::uintptr_t ahead = reinterpret_cast<std::uintptr_t>(p) + a.prefetch_bytes;
                 HEADLONG_UNROLL for (std::size_t line = 0; line < kLines; ++line) {
-                    __builtin_prefetch(reinterpret_cast<const char*>(ahead) + line * 64);
+                    compiler::prefetch(reinterpret_cast<const char*>(ahead) + line * 64);
                 }
                 HEADLONG_UNROLL for (std::size_t i = 0; i < kSums; ++i) sums[i] = sums[i] + load(p + i * kLanes);
             }

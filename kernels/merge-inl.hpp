@@ -7,7 +7,7 @@
 namespace headlong::HEADLONG_ISA {
 
 inline void merge(const kernels::Merge& a) noexcept {
-    constexpr float kInfinity = __builtin_inff();
+    constexpr float kInfinity = compiler::kInfinity;
     for (std::size_t r = 0; r < a.row_count; ++r) {
         const float m1 = a.into.max[r];
         const float m2 = a.from.max[r];

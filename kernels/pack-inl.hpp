@@ -18,7 +18,7 @@ HEADLONG_INLINE void prefetch_row(const kernels::Rows& rows, std::size_t i) noex
     if (i >= rows.row_count || rows.column_stride != 1) return;
     const auto* row = row_of<Elements>(rows, i);
     for (std::size_t c = 0; c < rows.column_count; c += 64 / sizeof(typename Elements::Element)) {
-        __builtin_prefetch(row + c);
+        compiler::prefetch(row + c);
     }
 }
 inline constexpr std::size_t kRowsAhead = 8;
@@ -231,10 +231,10 @@ HEADLONG_INLINE void bias_row_of_bytes(const kernels::MaskRow& a) noexcept {
     std::size_t token = a.range.begin;
     if (a.stride == 1) {
         for (; token + kLanes <= a.range.end; token += kLanes, p += kLanes) {
-            store(a.bias + token, select_bytes(p, broadcast(0.0F), broadcast(-__builtin_inff())));
+            store(a.bias + token, select_bytes(p, broadcast(0.0F), broadcast(-compiler::kInfinity)));
         }
     }
-    for (; token < a.range.end; ++token, p += a.stride) a.bias[token] = *p != 0 ? 0.0F : -__builtin_inff();
+    for (; token < a.range.end; ++token, p += a.stride) a.bias[token] = *p != 0 ? 0.0F : -compiler::kInfinity;
 }
 
 inline kernels::TokenRange mask_row(const kernels::MaskRow& a) noexcept {
@@ -244,8 +244,8 @@ inline kernels::TokenRange mask_row(const kernels::MaskRow& a) noexcept {
         with_elements(a.type, [&a](auto elements) { bias_row<decltype(elements)>(a); });
     }
     kernels::TokenRange allowed = a.range;
-    while (allowed.begin < allowed.end && a.bias[allowed.begin] == -__builtin_inff()) ++allowed.begin;
-    while (allowed.begin < allowed.end && a.bias[allowed.end - 1] == -__builtin_inff()) --allowed.end;
+    while (allowed.begin < allowed.end && a.bias[allowed.begin] == -compiler::kInfinity) ++allowed.begin;
+    while (allowed.begin < allowed.end && a.bias[allowed.end - 1] == -compiler::kInfinity) --allowed.end;
     return allowed;
 }
 

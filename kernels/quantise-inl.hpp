@@ -36,7 +36,7 @@ HEADLONG_INLINE void quantise_group(const float* panel, std::size_t inputs, std:
     for (std::size_t c = 0; c < 16; ++c) {
         const bool finite = marks[c] == 0.0F;
         const bool zero = !finite || magnitudes[c] < kLeastMagnitude;
-        scales[c] = !finite ? __builtin_nanf("") : zero ? 0.0F : magnitudes[c] / 127.0F;
+        scales[c] = !finite ? compiler::kNan : zero ? 0.0F : magnitudes[c] / 127.0F;
         inverses[c] = zero ? 0.0F : 127.0F / magnitudes[c];
     }
     std::memcpy(out, scales, sizeof scales);
@@ -96,7 +96,7 @@ HEADLONG_INLINE void quantise_row_group(const float* x, std::size_t inputs, std:
     sum = 0;
     factor = 0.0F;
     if (any_nan(nonfinite) || magnitude < kLeastMagnitude) {
-        if (any_nan(nonfinite)) factor = __builtin_nanf("");
+        if (any_nan(nonfinite)) factor = compiler::kNan;
         std::memset(codes, 0, bytes);
         return;
     }
@@ -150,7 +150,7 @@ HEADLONG_INLINE float quantise_token_group(const float* x, std::size_t count, fl
     for (const float lane : lanes_of) magnitude = lane > magnitude ? lane : magnitude;
     if (any_nan(nonfinite) || magnitude < kLeastMagnitude) {
         std::memset(codes, 0, count);
-        return any_nan(nonfinite) ? __builtin_nanf("") : 0.0F;
+        return any_nan(nonfinite) ? compiler::kNan : 0.0F;
     }
     const F32 inverse = broadcast(largest_code / magnitude);
     for (std::size_t i = 0; i < count; i += kLanes) {

@@ -40,7 +40,7 @@ inline void rms_norm(const kernels::RmsNorm& a) noexcept {
         float* out = a.out + r * a.out_stride;
         const auto same = [](F32 y) noexcept { return y; };
         const float mean = sum_row<true>(x, a.columns, same) / static_cast<float>(a.columns);
-        const F32 factor = broadcast(1.0F / __builtin_sqrtf(mean + a.epsilon));
+        const F32 factor = broadcast(1.0F / compiler::square_root(mean + a.epsilon));
         for (std::size_t c = 0; c < a.columns; c += kLanes) {
             const std::size_t n = a.columns - c < kLanes ? a.columns - c : kLanes;
             store_n(out + c, load_n(x + c, n) * factor * load_n(a.weight + c, n), n);
@@ -56,7 +56,7 @@ inline void layer_norm(const kernels::LayerNorm& a) noexcept {
         const F32 mean = broadcast(sum_row<false>(x, a.columns, [](F32 y) noexcept { return y; }) / count);
         const auto centred = [&](F32 y) noexcept { return y - mean; };
         const float variance = sum_row<true>(x, a.columns, centred) / count;
-        const F32 factor = broadcast(1.0F / __builtin_sqrtf(variance + a.epsilon));
+        const F32 factor = broadcast(1.0F / compiler::square_root(variance + a.epsilon));
         for (std::size_t c = 0; c < a.columns; c += kLanes) {
             const std::size_t n = a.columns - c < kLanes ? a.columns - c : kLanes;
             const F32 normal = centred(load_n(x + c, n)) * factor;
@@ -177,7 +177,7 @@ inline void add_scaled(const kernels::AddScaled& a) noexcept {
 
 inline void hadamard(const kernels::Hadamard& a) noexcept {
     const std::size_t block = a.columns & (~a.columns + 1);  // its lowest bit
-    const float unit = 1.0F / __builtin_sqrtf(static_cast<float>(block));
+    const float unit = 1.0F / compiler::square_root(static_cast<float>(block));
     for (std::size_t r = 0; r < a.row_count; ++r) {
         float* row = a.rows + r * a.row_stride;
         for (std::size_t c = 0; c < a.columns; ++c) row[c] *= unit;  // first: sums stay in range

@@ -7,7 +7,7 @@
 
 namespace headlong::HEADLONG_ISA {
 
-inline constexpr float kInfinity = __builtin_inff();
+inline constexpr float kInfinity = compiler::kInfinity;
 
 /// The lanes of register v that the row sees, as [begin, end) in 0..kLanes; end <= begin: none.
 struct Lanes {
@@ -66,7 +66,7 @@ HEADLONG_INLINE float range_maximum(const float* scores, kernels::TokenRange ran
     if (result > -kInfinity) return result;
     // All -infinity, or a maximum dropped a NaN (x86 returns the second operand). Only a look at each score tells.
     for (std::size_t token = range.begin; token < range.end; ++token) {
-        if (scores[token] != scores[token]) return __builtin_nanf("");
+        if (scores[token] != scores[token]) return compiler::kNan;
     }
     return result;
 }

@@ -72,7 +72,8 @@ class Ahead {
         std::uintptr_t at = reinterpret_cast<std::uintptr_t>(p) + distance_;
         at += at >= end_ ? jump_ : 0;
         HEADLONG_UNROLL for (std::size_t i = 0; i < Bytes; i += kernels::kAlignment) {
-            __builtin_prefetch(reinterpret_cast<const void*>(at + i), 0, 2);  // past the end it is only asked for
+            compiler::prefetch_to_second_level(
+                reinterpret_cast<const void*>(at + i));  // past the end it is only asked for
         }
     }
 

@@ -98,7 +98,7 @@ struct WeightedCodeTile {
         const bool nan = any_nan(probe) || a.sums[row] != a.sums[row];
         if (nan || most < kLeastWeight) {
             std::memset(codes + first, 0, (last - first) * sizeof *codes);
-            return nan ? __builtin_nanf("") : 0.0F;
+            return nan ? compiler::kNan : 0.0F;
         }
         const F32 inverse = broadcast(kMostWeightCode / most);
         I32 sums = zero_i32();

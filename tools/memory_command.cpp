@@ -21,6 +21,7 @@
 #include "engine/decoder_families.hpp"
 #include "engine/linear.hpp"
 #include "engine/mapped_file.hpp"
+#include "kernels/compiler.hpp"
 #include "tools/commands.hpp"
 #include "tools/measure/lists.hpp"
 #include "tools/measure/memory.hpp"
@@ -39,11 +40,11 @@ std::uint64_t parse_size(const std::string& option, const std::string& text) {
     std::uint64_t size = 0;
     bool fits = digits > 0 && (digits == text.size() || unit != std::string_view::npos);
     for (const char c : text.substr(0, digits)) {
-        fits = fits && !__builtin_mul_overflow(size, std::uint64_t{10}, &size) &&
-               !__builtin_add_overflow(size, static_cast<std::uint64_t>(c - '0'), &size);
+        fits = fits && !compiler::mul_overflows(size, std::uint64_t{10}, size) &&
+               !compiler::add_overflows(size, static_cast<std::uint64_t>(c - '0'), size);
     }
     if (fits && digits < text.size()) {
-        fits = !__builtin_mul_overflow(size, std::uint64_t{1} << (10 * (unit + 1)), &size);
+        fits = !compiler::mul_overflows(size, std::uint64_t{1} << (10 * (unit + 1)), size);
     }
     if (!fits || size == 0) {
         throw InvalidArgument(

@@ -4,6 +4,8 @@
 #include <limits>
 #include <numbers>
 
+#include "kernels/compiler.hpp"
+
 namespace headlong {
 
 using kernels::kPanelTokens;
@@ -24,7 +26,7 @@ float log_sum_exp(float max, float sum) noexcept {
 constexpr std::int64_t kRowsAhead = 8;
 
 void ask_to_write(const std::byte* row, std::size_t bytes) noexcept {
-    for (std::size_t i = 0; i < bytes; i += kernels::kAlignment) __builtin_prefetch(row + i, 1);
+    for (std::size_t i = 0; i < bytes; i += kernels::kAlignment) compiler::prefetch_to_write(row + i);
 }
 
 constexpr bool is_half(StoredType type) noexcept { return type == StoredType::f16 || type == StoredType::bf16; }
@@ -498,7 +500,7 @@ void RowBlock::ask_for_scales(const SpanBlocks& blocks, std::int64_t b) const no
     for (std::size_t group = 0; group < plan_.layout.columns(); group += kernels::kValueGroup) {
         const auto* scales =
             static_cast<const std::byte*>(blocks.values[b]) + kernels::value_block_bytes(blocks.value_type, group);
-        for (std::size_t i = 0; i < kernels::kValueScaleBytes; i += kernels::kAlignment) __builtin_prefetch(scales + i);
+        for (std::size_t i = 0; i < kernels::kValueScaleBytes; i += kernels::kAlignment) compiler::prefetch(scales + i);
     }
 }
 

@@ -37,11 +37,11 @@
 //   store_row_quads  (p, first, second): whole numbers, the two terms of kLanes inputs, as the set's codes of a row
 //   kPairTileRows, kPairTileVectors   the register tile of weights x value panels of codes
 //   kPairCodeOffset<Pairs>, load_pair_codes<Pairs>, broadcast_pair, add_pairs   of lines of 1 pair of tokens (int8) or
-//                  2 (int4). (line, pair, v): the codes of a pair for the columns of vector v; (p): a row's weights of a
-//                  pair; (sum, weights, codes): sum + their products, kPairCodeOffset times the sum of the row's weights
-//                  too much
-//   store_weight_codes  (p, weights, sums): 16 weights in [0, 32768) rounded down, as 16 bits; sums + them, in any lanes
-//   hide           what a register holds is no longer known to the compiler: nothing is folded or hoisted over it
+//                  2 (int4). (line, pair, v): the codes of a pair for the columns of vector v; (p): a row's weights of
+//                  a pair; (sum, weights, codes): sum + their products, kPairCodeOffset times the sum of the row's
+//                  weights too much
+//   store_weight_codes  (p, weights, sums): 16 weights in [0, 32768) rounded down, as 16 bits; sums + them, in any
+//   lanes hide           what a register holds is no longer known to the compiler: nothing is folded or hoisted over it
 //   transpose_16   16 strided rows of kTransposeColumns floats -> kTransposeColumns panel rows of 16
 //
 // The sets of a family share a header, and with it every instruction on floats: avx2 and avx2vnni, avx512 and
@@ -54,16 +54,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/compiler.hpp"
 #include "kernels/half.hpp"
-
-#if defined(__clang__)
-#define HEADLONG_UNROLL _Pragma("clang loop unroll(full)")
-#define HEADLONG_KEEP_LOOP _Pragma("clang loop unroll(disable)")
-#else
-#define HEADLONG_UNROLL _Pragma("GCC unroll 64")
-#define HEADLONG_KEEP_LOOP _Pragma("GCC unroll 1")
-#endif
-#define HEADLONG_INLINE [[gnu::always_inline]] inline
 
 // Adding it rounds a float under 2^22 to a whole number, and leaves that number + 127 (a float's exponent, biased) in
 // the lowest bits of the sum: 1.5 * 2^23 + 127.

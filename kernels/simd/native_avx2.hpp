@@ -126,10 +126,10 @@ HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept {
     return _mm256_add_epi32(sums, _mm256_madd_epi16(a, b));
 }
 #endif
-HEADLONG_INLINE void hide(__m256i& x) noexcept { asm volatile("" : "+x"(x)); }
+HEADLONG_INLINE void hide(__m256i& x) noexcept { HEADLONG_HIDE(HEADLONG_VECTOR_REGISTER, x); }
 HEADLONG_INLINE void hide(F32& x) noexcept {
     __m256 bits = x;
-    asm volatile("" : "+x"(bits));
+    HEADLONG_HIDE(HEADLONG_VECTOR_REGISTER, bits);
     x = bits;
 }
 
@@ -149,7 +149,7 @@ inline constexpr std::int32_t kCodeOffset = Quads == 1 ? 128 : 8;
 inline constexpr std::size_t kCodeTilePanels = 1;
 #if !defined(HEADLONG_ISA_AVX2VNNI)
 /// gcc would keep old and new sums side by side, and spill.
-HEADLONG_INLINE void add_in_place(I32& sum, I32 x) noexcept { asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(x)); }
+HEADLONG_INLINE void add_in_place(I32& sum, I32 x) noexcept { HEADLONG_ADD_IN_PLACE(HEADLONG_VECTOR_REGISTER, sum, x); }
 #endif
 #if defined(HEADLONG_ISA_AVX2VNNI)
 // Two registers of 8 columns, a sum of the first and of the second terms for each.

@@ -115,10 +115,10 @@ HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept {
     return _mm512_add_epi32(sums, _mm512_madd_epi16(a, b));
 }
 #endif
-HEADLONG_INLINE void hide(__m512i& x) noexcept { asm volatile("" : "+v"(x)); }
+HEADLONG_INLINE void hide(__m512i& x) noexcept { HEADLONG_HIDE(HEADLONG_AVX512_REGISTER, x); }
 HEADLONG_INLINE void hide(F32& x) noexcept {
     __m512 bits = x;
-    asm volatile("" : "+v"(bits));
+    HEADLONG_HIDE(HEADLONG_AVX512_REGISTER, bits);
     x = bits;
 }
 
@@ -139,7 +139,7 @@ inline constexpr std::size_t kCodeTilePanels = 2;
 inline constexpr std::size_t kQuadSums = 2;
 #if !defined(HEADLONG_ISA_AVX512VNNI)
 /// gcc would keep old and new sums side by side, and spill.
-HEADLONG_INLINE void add_in_place(I32& sum, I32 x) noexcept { asm("vpaddd %1, %0, %0" : "+v"(sum) : "v"(x)); }
+HEADLONG_INLINE void add_in_place(I32& sum, I32 x) noexcept { HEADLONG_ADD_IN_PLACE(HEADLONG_AVX512_REGISTER, sum, x); }
 #endif
 #if defined(HEADLONG_ISA_AVX512VNNI)
 // One register of 16 columns, a sum of the first and of the second terms.

@@ -5,8 +5,8 @@
 namespace headlong::HEADLONG_ISA {
 
 inline constexpr std::size_t kLanes = 4;
-using F32 = float __attribute__((vector_size(16)));
-using U32 = std::uint32_t __attribute__((vector_size(16)));
+using F32 = HEADLONG_VECTOR_OF(float);
+using U32 = HEADLONG_VECTOR_OF(std::uint32_t);
 
 // 16 registers: 3 x 4 accumulators, 4 of the panel row; the broadcast is folded into them one by one
 inline constexpr std::size_t kTileRows = 3;
@@ -102,20 +102,15 @@ inline constexpr bool kDotFused = false;
 HEADLONG_INLINE I32 zero_i32() noexcept { return I32{}; }
 HEADLONG_INLINE DotOperand dot_ones() noexcept { return U32{1, 1, 1, 1}; }
 HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept { return sums + a * b; }
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(__aarch64__)
 template <class Vector>
 HEADLONG_INLINE void hide(Vector& x) noexcept {
-    asm volatile("" : "+x"(x));
-}
-#elif defined(__aarch64__)
-template <class Vector>
-HEADLONG_INLINE void hide(Vector& x) noexcept {
-    asm volatile("" : "+w"(x));
+    HEADLONG_HIDE(HEADLONG_VECTOR_REGISTER, x);
 }
 #else
 template <class Vector>
 HEADLONG_INLINE void hide(Vector& x) noexcept {
-    asm volatile("" : "+m"(x));
+    HEADLONG_HIDE(HEADLONG_MEMORY, x);
 }
 #endif
 
@@ -130,8 +125,8 @@ HEADLONG_INLINE void transpose_16(const float* rows, std::ptrdiff_t stride, floa
 HEADLONG_INLINE I32 broadcast_i32(std::int32_t x) noexcept { return U32{} + static_cast<std::uint32_t>(x); }
 HEADLONG_INLINE I32 add_i32(I32 a, I32 b) noexcept { return a + b; }
 HEADLONG_INLINE F32 to_f32(I32 x) noexcept {
-    using S32 = std::int32_t __attribute__((vector_size(16)));
-    return __builtin_convertvector(reinterpret_cast<S32>(x), F32);
+    using S32 = HEADLONG_VECTOR_OF(std::int32_t);
+    return HEADLONG_CONVERT_VECTOR(reinterpret_cast<S32>(x), F32);
 }
 
 HEADLONG_INLINE I32 load_i32(const float* p) noexcept { return bits(load(p)); }

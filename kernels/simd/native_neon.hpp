@@ -104,11 +104,11 @@ HEADLONG_INLINE I32 dot_add(I32 sums, DotOperand a, DotOperand b) noexcept {
     return vpadalq_s16(low, vmull_high_s8(a, b));
 }
 #endif
-HEADLONG_INLINE void hide(int8x16_t& x) noexcept { asm volatile("" : "+w"(x)); }
-HEADLONG_INLINE void hide(int32x4_t& x) noexcept { asm volatile("" : "+w"(x)); }
+HEADLONG_INLINE void hide(int8x16_t& x) noexcept { HEADLONG_HIDE(HEADLONG_VECTOR_REGISTER, x); }
+HEADLONG_INLINE void hide(int32x4_t& x) noexcept { HEADLONG_HIDE(HEADLONG_VECTOR_REGISTER, x); }
 HEADLONG_INLINE void hide(F32& x) noexcept {
     float32x4_t bits = x;
-    asm volatile("" : "+w"(bits));
+    HEADLONG_HIDE(HEADLONG_VECTOR_REGISTER, bits);
     x = bits;
 }
 

@@ -10,6 +10,8 @@
 
 #include <headlong/error.hpp>
 
+#include "kernels/compiler.hpp"
+
 namespace headlong::tools {
 namespace {
 
@@ -104,8 +106,8 @@ std::vector<std::int64_t> parse_list(const std::string& option, const std::strin
                 keep_once(values, value);
             }
             std::int64_t next = 0;
-            if (__builtin_mul_overflow(value, range->factor, &next) ||
-                __builtin_add_overflow(next, range->step, &next) || next > range->last) {
+            if (compiler::mul_overflows(value, range->factor, next) ||
+                compiler::add_overflows(next, range->step, next) || next > range->last) {
                 break;
             }
             value = next;
@@ -133,8 +135,8 @@ std::vector<KvTypes> parse_kv_types(const std::string& option, const std::string
 }
 
 WeightType parse_weight_type(const std::string& option, std::string_view name) {
-    for (const WeightType type : {WeightType::f32, WeightType::f16, WeightType::bf16, WeightType::int8,
-                                  WeightType::int4}) {
+    for (const WeightType type :
+         {WeightType::f32, WeightType::f16, WeightType::bf16, WeightType::int8, WeightType::int4}) {
         if (name == to_string(type)) return type;
     }
     throw InvalidArgument(
