@@ -1,20 +1,21 @@
-// Exact attention: softmax(scale * Q K^T) V, computed span by span with an online softmax (Milakov and Gimelshein
-// 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention"), so that a score matrix
-// is never built. Arithmetic is float32, with fused multiply-add on every instruction set but `generic`; 16-bit
-// inputs are widened exactly, 16-bit outputs rounded once, to nearest even.
-//
-//   s_j   = scale * dot(query_i, key_j)
-//   s_j   = softcap * tanh(s_j / softcap)             if softcap is on
-//   s_j  -= alibi_slopes[h] * |p_i - j|               if ALiBi is on; p_i is the query's position
-//   s_j  += mask[i, j]                                a float mask; of a boolean one, true = attend
-//   o_i   = sum of softmax(s)_j * value_j over the keys that causality, window, length and mask all allow; a sink
-//           logit joins the softmax's denominator once
-//   lse_i = log(sum of exp(s_j)), with the sink; a natural logarithm
-//
-// For one instruction set and one cache type a row's bits depend only on its query, the keys and values it sees
-// at their positions, and the options: not on threads, batch, chunking, or whether a cache was used, which counts its
-// sink_tokens apart if it has some. (merge() and attend_shared_prefix() split a row's keys at places of the caller's
-// choice, and agree within rounding.)
+/// \file
+/// Exact attention: softmax(scale * Q K^T) V, computed span by span with an online softmax (Milakov and Gimelshein
+/// 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention"), so that a score matrix
+/// is never built. Arithmetic is float32, with fused multiply-add on every instruction set but `generic`; 16-bit
+/// inputs are widened exactly, 16-bit outputs rounded once, to nearest even.
+///
+///   s_j   = scale * dot(query_i, key_j)
+///   s_j   = softcap * tanh(s_j / softcap)             if softcap is on
+///   s_j  -= alibi_slopes[h] * |p_i - j|               if ALiBi is on; p_i is the query's position
+///   s_j  += mask[i, j]                                a float mask; of a boolean one, true = attend
+///   o_i   = sum of softmax(s)_j * value_j over the keys that causality, window, length and mask all allow; a sink
+///           logit joins the softmax's denominator once
+///   lse_i = log(sum of exp(s_j)), with the sink; a natural logarithm
+///
+/// For one instruction set and one cache type a row's bits depend only on its query, the keys and values it sees
+/// at their positions, and the options: not on threads, batch, chunking, or whether a cache was used, which counts its
+/// sink_tokens apart if it has some. (merge() and attend_shared_prefix() split a row's keys at places of the caller's
+/// choice, and agree within rounding.)
 #pragma once
 
 #include <chrono>
@@ -45,19 +46,25 @@ enum class Alignment : std::uint8_t {
 /// others not allowed. Elements of a float mask that are -infinity mean "not allowed"; other non-finite ones reach
 /// the rows that see them, and finite ones saturate at +-2.35e38 (FLT_MAX / log2(e)).
 struct AttentionMask {
-    enum class Type : std::uint8_t { boolean, f32, f16, bf16 };  ///< boolean: one byte, nonzero = attend
+    /// Of an element.
+    enum class Type : std::uint8_t {
+        boolean,  ///< one byte, nonzero = attend
+        f32,      ///< added to the score, as the other two are
+        f16,      ///< IEEE 754 binary16
+        bf16,     ///< the upper half of an f32
+    };
     /// Which keys the last dimension is laid over.
     enum class Keys : std::uint8_t {
         all,     ///< key 0 and those that follow
         last_q,  ///< a sequence's last q_len live keys, all earlier ones being allowed: the tree mask of speculative
                  ///< decoding (Miao et al. 2023, "SpecInfer"); the last extent is q_len, or 1
     };
-    const void* data = nullptr;
-    Type type = Type::boolean;
-    std::size_t rank = 0;  ///< 1 to 4
-    Extents<4> extents{};  ///< the first `rank` of them
-    Extents<4> strides{};  ///< in elements, of any sign
-    Keys keys = Keys::all;
+    const void* data = nullptr;  ///< element [0, ...]; the caller's
+    Type type = Type::boolean;   ///< of every element
+    std::size_t rank = 0;        ///< 1 to 4
+    Extents<4> extents{};        ///< the first `rank` of them
+    Extents<4> strides{};        ///< in elements, of any sign
+    Keys keys = Keys::all;       ///< which keys it is laid over
 
     /// A dense row-major mask of `extents.size()` dimensions, 1 to 4 (others are refused by the call that takes it).
     static AttentionMask dense(const void* data, Type type, std::span<const std::int64_t> extents) noexcept;
@@ -70,18 +77,18 @@ struct AttentionOptions {
     std::optional<float> scale = {};
     /// Whether row i sees only keys j <= i + offset. Absent: not causal for plain tensors, causal with a cache.
     std::optional<bool> causal = {};
-    Alignment alignment = Alignment::bottom_right;
-    std::int64_t causal_offset = 0;  ///< with Alignment::offset, else 0
+    Alignment alignment = Alignment::bottom_right;  ///< of the causal limit
+    std::int64_t causal_offset = 0;                 ///< with Alignment::offset, else 0
 
     /// A query at position p sees the keys p - window_left <= j <= p + window_right; -1 = unbounded on that side.
     /// See window_left_of() for windows that count the query itself. Windows and offsets saturate at 2^60.
     std::int64_t window_left = -1;
-    std::int64_t window_right = -1;
+    std::int64_t window_right = -1;  ///< likewise
     /// Scores become softcap * tanh(score / softcap), before ALiBi and masks; 0 = off. Finite, 1e-30 to 1e30.
     float softcap = 0.0F;
     std::span<const float> alibi_slopes = {};  ///< one per query head, finite; see alibi_slopes_for()
-    std::optional<AttentionMask> mask = {};
-    std::span<const float> sink_logits = {};  ///< one per query head; finite, or -infinity for none
+    std::optional<AttentionMask> mask = {};    ///< none if absent
+    std::span<const float> sink_logits = {};   ///< one per query head; finite, or -infinity for none
     /// Live keys per sequence of the call, at most as many as there are: keys from there on are never read (but by
     /// attention_scores() before masks, which shows all pairs).
     std::span<const std::int64_t> kv_lengths = {};
@@ -140,9 +147,9 @@ HEADLONG_API void attend_packed(Context& context, const InputTensor<3>& query, c
 struct CachedQuery {
     InputTensor<3> query = {};       ///< [heads, q_len, head_dim]
     const KvCache* cache = nullptr;  ///< its keys and values; read, not changed; must not change during the call
-    std::size_t layer = 0;
-    OutputTensor<3> output = {};  ///< [heads, q_len, value_dim]
-    OutputTensor<2> lse = {};     ///< [heads, q_len], optional, f32
+    std::size_t layer = 0;           ///< of the cache
+    OutputTensor<3> output = {};     ///< [heads, q_len, value_dim]
+    OutputTensor<2> lse = {};        ///< [heads, q_len], optional, f32
     /// A mask of its own, rank 1 to 3, against [heads, q_len, kv_len]; not together with AttentionOptions::mask.
     std::optional<AttentionMask> mask = {};
 };

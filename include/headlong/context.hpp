@@ -1,5 +1,6 @@
-// A context says how to compute: with which instruction set, on which threads, with whose memory. There is no
-// global state: contexts work side by side, and one context may be used from many threads at once.
+/// \file
+/// A context says how to compute: with which instruction set, on which threads, with whose memory. There is no
+/// global state: contexts work side by side, and one context may be used from many threads at once.
 #pragma once
 
 #include <cstddef>
@@ -65,6 +66,7 @@ HEADLONG_API std::shared_ptr<Executor> make_tbb_executor(std::size_t threads = 0
 /// cgroup's CPU quota (rounded up); at least 1.
 HEADLONG_API std::size_t default_concurrency();
 
+/// What a context is made of. A value; what it points to must outlive the context.
 struct ContextOptions {
     std::optional<Isa> isa = {};      ///< exactly this one; Unsupported if the machine or the build lacks it
     std::optional<Isa> isa_cap = {};  ///< the best available one that is not above this; not with `isa`
@@ -94,9 +96,9 @@ class Context {
     Context(const Context&) = delete;
     Context& operator=(const Context&) = delete;
 
-    Isa isa() const noexcept;
-    std::size_t concurrency() const noexcept;
-    std::pmr::memory_resource& memory() const noexcept;
+    Isa isa() const noexcept;                            ///< the instruction set that it computes with
+    std::size_t concurrency() const noexcept;            ///< the largest number of threads that work on one call
+    std::pmr::memory_resource& memory() const noexcept;  ///< where its scratch memory comes from
 
     /// Bytes of scratch memory that the context holds now.
     std::size_t scratch_bytes() const noexcept;

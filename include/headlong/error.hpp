@@ -1,6 +1,7 @@
-// Errors: every failure of the library is an exception derived from headlong::Error. It carries a code that
-// programs can act on and a message that names the argument, its value and what is allowed. An operation that
-// fails leaves the objects it was given as they were (outputs of a cancelled or failed call are unspecified).
+/// \file
+/// Errors: every failure of the library is an exception derived from headlong::Error. It carries a code that
+/// programs can act on and a message that names the argument, its value and what is allowed. An operation that
+/// fails leaves the objects it was given as they were (outputs of a cancelled or failed call are unspecified).
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 
 namespace headlong HEADLONG_API {
 
+/// Kinds of errors.
 enum class ErrorCode : std::uint8_t {
     invalid_argument,  ///< a shape, stride, option or value that the call does not allow
     unsupported,       ///< a valid request for something that this version or this machine cannot do
@@ -27,8 +29,9 @@ HEADLONG_API const char* to_string(ErrorCode code) noexcept;
 /// Base of all exceptions thrown by Headlong. Copyable; what() is one line without a trailing newline.
 class Error : public std::runtime_error {
   public:
+    /// `message` is one line.
     Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
-    ErrorCode code() const noexcept { return code_; }
+    ErrorCode code() const noexcept { return code_; }  ///< what kind of error it is
 
   private:
     ErrorCode code_;
@@ -38,15 +41,15 @@ class Error : public std::runtime_error {
 template <ErrorCode Code>
 class ErrorOf final : public Error {
   public:
-    explicit ErrorOf(const std::string& message) : Error(Code, message) {}
+    explicit ErrorOf(const std::string& message) : Error(Code, message) {}  ///< `message` is one line
 };
 
-using InvalidArgument = ErrorOf<ErrorCode::invalid_argument>;
-using Unsupported = ErrorOf<ErrorCode::unsupported>;
-using OutOfMemory = ErrorOf<ErrorCode::out_of_memory>;
-using WouldForget = ErrorOf<ErrorCode::would_forget>;
-using BadFile = ErrorOf<ErrorCode::bad_file>;
-using IoError = ErrorOf<ErrorCode::io>;
-using Cancelled = ErrorOf<ErrorCode::cancelled>;
+using InvalidArgument = ErrorOf<ErrorCode::invalid_argument>;  ///< ErrorCode::invalid_argument
+using Unsupported = ErrorOf<ErrorCode::unsupported>;           ///< ErrorCode::unsupported
+using OutOfMemory = ErrorOf<ErrorCode::out_of_memory>;         ///< ErrorCode::out_of_memory
+using WouldForget = ErrorOf<ErrorCode::would_forget>;          ///< ErrorCode::would_forget
+using BadFile = ErrorOf<ErrorCode::bad_file>;                  ///< ErrorCode::bad_file
+using IoError = ErrorOf<ErrorCode::io>;                        ///< ErrorCode::io
+using Cancelled = ErrorOf<ErrorCode::cancelled>;               ///< ErrorCode::cancelled
 
 }  // namespace headlong

@@ -1,49 +1,51 @@
-// The C interface of Headlong: exact attention, key-value caches, the multi-head attention layer and decoder models,
-// for C99 and for every language that can call C. C++ programs have headlong.hpp.
-//
-//     hl_context* context = NULL;
-//     char message[256];
-//     if (hl_context_create(NULL, &context, message, sizeof message) != HL_OK) return fail(message);
-//     const int64_t shape[4] = {1, 8, 128, 64};                       // batch, heads, length, head_dim
-//     hl_tensor q = hl_dense(query, HL_F32, 4, shape), k = hl_dense(key, HL_F32, 4, shape);
-//     hl_tensor v = hl_dense(value, HL_F32, 4, shape), o = hl_dense(output, HL_F32, 4, shape);
-//     if (hl_attend(context, &q, &k, &v, NULL, &o, NULL) != HL_OK) fail(hl_context_message(context));
-//     hl_context_destroy(context);
-//
-// Errors. Functions that can fail return an hl_status. A failed call leaves the objects it was given as they were,
-// writes NULL where it would have written a handle, and leaves outputs unspecified. Its message is kept by the context
-// that was passed to it, or else by the one that its object was made with: see hl_context_message(). No exception
-// leaves a function, and nothing aborts or prints.
-//
-// NULL. A NULL where something is needed is HL_INVALID_ARGUMENT, and the message names it, where there is a context to
-// keep one. Destroying NULL does nothing; getters that return a number give 0 for NULL (lengths: -1).
-//
-// Structures. Those that begin with `size` may grow in later versions. Set size to sizeof of the structure: fields
-// beyond it, of which the program knew nothing when it was compiled, take their defaults. A size that is smaller than
-// the structure's first version, or larger than this library knows, is refused. For structures with an _init function
-// that function sets size and defaults; the others are zeroed but for size, and zero is the default. Fields that are
-// called reserved must be 0. NULL in the place of options means defaults. Truth values are int32_t: 0 is no, all else
-// yes. Structures without size never change.
-//
-// Lifetimes. Structures, tensors, texts and lists must be valid during the call they are passed to, and are not needed
-// after it unless said otherwise. Handles may be destroyed in any order, but not while a call uses them: an object
-// keeps alive what it needs of the context it was made with, its memory callbacks included.
-//
-// Threads. There is no global state. "Threads: any" means that any number of threads may make the call at the same time
-// with the same objects. "Threads: one writer" means that nobody else may use the cache during the call, while calls
-// that only read a cache may run together.
-//
-// Callbacks. They are called with what `user` holds, must not throw C++ exceptions or jump out, and must not destroy
-// what the running call uses. (An exception from a callback that runs on the calling thread ends the call with
-// HL_INTERNAL.)
+/// \file
+/// The C interface of Headlong: exact attention, key-value caches, the multi-head attention layer and decoder models,
+/// for C99 and for every language that can call C. C++ programs have headlong.hpp.
+///
+///     hl_context* context = NULL;
+///     char message[256];
+///     if (hl_context_create(NULL, &context, message, sizeof message) != HL_OK) return fail(message);
+///     const int64_t shape[4] = {1, 8, 128, 64};                       // batch, heads, length, head_dim
+///     hl_tensor q = hl_dense(query, HL_F32, 4, shape), k = hl_dense(key, HL_F32, 4, shape);
+///     hl_tensor v = hl_dense(value, HL_F32, 4, shape), o = hl_dense(output, HL_F32, 4, shape);
+///     if (hl_attend(context, &q, &k, &v, NULL, &o, NULL) != HL_OK) fail(hl_context_message(context));
+///     hl_context_destroy(context);
+///
+/// Errors. Functions that can fail return an hl_status. A failed call leaves the objects it was given as they were,
+/// writes NULL where it would have written a handle, and leaves outputs unspecified. Its message is kept by the context
+/// that was passed to it, or else by the one that its object was made with: see hl_context_message(). No exception
+/// leaves a function, and nothing aborts or prints.
+///
+/// NULL. A NULL where something is needed is HL_INVALID_ARGUMENT, and the message names it, where there is a context to
+/// keep one. Destroying NULL does nothing; getters that return a number give 0 for NULL (lengths: -1).
+///
+/// Structures. Those that begin with `size` may grow in later versions. Set size to sizeof of the structure: fields
+/// beyond it, of which the program knew nothing when it was compiled, take their defaults. A size that is smaller than
+/// the structure's first version, or larger than this library knows, is refused. For structures with an _init function
+/// that function sets size and defaults; the others are zeroed but for size, and zero is the default. Fields that are
+/// called reserved must be 0. NULL in the place of options means defaults. Truth values are int32_t: 0 is no, all else
+/// yes. Structures without size never change.
+///
+/// Lifetimes. Structures, tensors, texts and lists must be valid during the call they are passed to, and are not needed
+/// after it unless said otherwise. Handles may be destroyed in any order, but not while a call uses them: an object
+/// keeps alive what it needs of the context it was made with, its memory callbacks included.
+///
+/// Threads. There is no global state. "Threads: any" means that any number of threads may make the call at the same time
+/// with the same objects. "Threads: one writer" means that nobody else may use the cache during the call, while calls
+/// that only read a cache may run together.
+///
+/// Callbacks. They are called with what `user` holds, must not throw C++ exceptions or jump out, and must not destroy
+/// what the running call uses. (An exception from a callback that runs on the calling thread ends the call with
+/// HL_INTERNAL.)
 #ifndef HEADLONG_HEADLONG_H
 #define HEADLONG_HEADLONG_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-// Of the declarations below. On Windows HEADLONG_DLL says that the library is a DLL, HEADLONG_DLL_EXPORTS that this is
-// its own build.
+/// \def HL_API
+/// Of the declarations below. On Windows HEADLONG_DLL says that the library is a DLL, HEADLONG_DLL_EXPORTS that this is
+/// its own build.
 #if defined(_WIN32) && defined(HEADLONG_DLL_EXPORTS)
 #define HL_API __declspec(dllexport)
 #elif defined(_WIN32) && defined(HEADLONG_DLL)

@@ -1,4 +1,5 @@
-// Everything but the optional adapters (tbb.hpp, mimalloc.hpp).
+/// \file
+/// Everything but the optional adapters (tbb.hpp, mimalloc.hpp).
 #pragma once
 
 #include <headlong/attention.hpp>
@@ -11,3 +12,6 @@
 #include <headlong/tensor.hpp>
 #include <headlong/tokenizer.hpp>
 #include <headlong/version.hpp>
+
+/// The C++ interface.
+namespace headlong {}

@@ -1,6 +1,7 @@
-// The key-value cache of one sequence, over all layers of a model: a table of blocks of 64 tokens per layer, taken
-// from a pool as the sequence grows. Growing copies nothing, and cost follows the live length, not the capacity. A ring
-// goes on for ever in bounded memory; layers with a window hold no more than that; forks share blocks.
+/// \file
+/// The key-value cache of one sequence, over all layers of a model: a table of blocks of 64 tokens per layer, taken
+/// from a pool as the sequence grows. Growing copies nothing, and cost follows the live length, not the capacity. A
+/// ring goes on for ever in bounded memory; layers with a window hold no more than that; forks share blocks.
 #pragma once
 
 #include <cstddef>
@@ -31,21 +32,21 @@ HEADLONG_API const char* to_string(KvType type) noexcept;
 
 /// Those of a cache's keys and of its values.
 struct KvTypes {
-    KvType keys = KvType::f32;
-    KvType values = KvType::f32;
-    friend bool operator==(const KvTypes&, const KvTypes&) = default;
+    KvType keys = KvType::f32;                                         ///< of the keys
+    KvType values = KvType::f32;                                       ///< of the values
+    friend bool operator==(const KvTypes&, const KvTypes&) = default;  ///< whether both are the same
 };
 
 /// What the rows of a cache look like.
 struct KvShape {
-    std::int64_t kv_heads = 1;   ///< >= 1
-    std::int64_t head_dim = 0;   ///< >= 1: elements of a key
-    std::int64_t value_dim = 0;  ///< >= 0: elements of a value
-    KvType key_type = KvType::f32;
-    KvType value_type = KvType::f32;
+    std::int64_t kv_heads = 1;        ///< >= 1
+    std::int64_t head_dim = 0;        ///< >= 1: elements of a key
+    std::int64_t value_dim = 0;       ///< >= 0: elements of a value
+    KvType key_type = KvType::f32;    ///< how keys are stored
+    KvType value_type = KvType::f32;  ///< how values are stored
 
-    KvTypes types() const noexcept { return {key_type, value_type}; }
-    friend bool operator==(const KvShape&, const KvShape&) = default;
+    KvTypes types() const noexcept { return {key_type, value_type}; }  ///< both types
+    friend bool operator==(const KvShape&, const KvShape&) = default;  ///< whether all is the same
 };
 
 /// Blocks of one shape, shared by any number of caches. Thread-safe. Memory is taken from the resource in slabs
@@ -61,7 +62,7 @@ class BlockPool {
     BlockPool(const BlockPool&) = delete;
     BlockPool& operator=(const BlockPool&) = delete;
 
-    const KvShape& shape() const noexcept;
+    const KvShape& shape() const noexcept;        ///< of the rows in its blocks
     std::size_t block_bytes() const noexcept;     ///< one block: 64 tokens of all KV heads of one layer
     std::size_t used_bytes() const noexcept;      ///< blocks that caches hold
     std::size_t reserved_bytes() const noexcept;  ///< all slabs
@@ -73,8 +74,9 @@ class BlockPool {
     std::unique_ptr<Impl> impl_;
 };
 
+/// What a cache holds, and how. A value; spans are read when the cache is made, `memory` must outlive it.
 struct KvCacheOptions {
-    KvShape shape = {};
+    KvShape shape = {};       ///< of the rows
     std::int64_t layers = 1;  ///< >= 1
     /// Tokens the cache may hold, >= 1. An append beyond it is refused with OutOfMemory, and nothing is lost, unless:
     std::int64_t capacity = std::numeric_limits<std::int64_t>::max();
@@ -124,8 +126,8 @@ class KvCache {
     /// Takes no blocks yet. Throws InvalidArgument or Unsupported, naming the option.
     explicit KvCache(const KvCacheOptions& options);
     ~KvCache();
-    KvCache(KvCache&&) noexcept;  ///< a cache that was moved from may only be assigned to or destroyed
-    KvCache& operator=(KvCache&&) noexcept;
+    KvCache(KvCache&&) noexcept;             ///< a cache that was moved from may only be assigned to or destroyed
+    KvCache& operator=(KvCache&&) noexcept;  ///< likewise
 
     /// Takes the blocks that `tokens` more tokens need in every layer, or throws OutOfMemory and changes nothing.
     /// Appends of those tokens, in any pieces, then cannot fail for want of blocks (unless a fork is made in between);
@@ -165,25 +167,27 @@ class KvCache {
     /// beside and then moved over what was there. Throws InvalidArgument (a buffer of another size; layers of different
     /// lengths), IoError, OutOfMemory.
     void save(std::span<std::byte> bytes, std::span<const std::byte> attachment = {}) const;
+    /// Likewise, to a file.
     void save(const std::string& path, std::span<const std::byte> attachment = {}) const;
+    /// Bytes that save() writes with an attachment of so many bytes.
     std::size_t saved_bytes(std::size_t attachment = 0) const noexcept;
     /// Replaces what the cache holds, and returns the attachment. What is restored must be of a cache of the same
     /// options (but for the capacity of one that is no ring, which it must fit, and pool and memory). Throws BadFile,
     /// saying what is wrong, IoError, OutOfMemory, and leaves the cache as it was.
     std::vector<std::byte> restore(std::span<const std::byte> bytes);
-    std::vector<std::byte> restore(const std::string& path);
+    std::vector<std::byte> restore(const std::string& path);  ///< likewise, from a file
 
-    std::int64_t capacity() const noexcept;
-    bool ring() const noexcept;
-    std::int64_t sink_tokens() const noexcept;
-    bool f16_sinks() const noexcept;
-    std::int64_t max_chunk() const noexcept;
-    std::size_t layers() const noexcept;
-    const KvShape& shape() const noexcept;
+    std::int64_t capacity() const noexcept;     ///< KvCacheOptions::capacity
+    bool ring() const noexcept;                 ///< KvCacheOptions::ring
+    std::int64_t sink_tokens() const noexcept;  ///< KvCacheOptions::sink_tokens
+    bool f16_sinks() const noexcept;            ///< KvCacheOptions::f16_sinks
+    std::int64_t max_chunk() const noexcept;    ///< KvCacheOptions::max_chunk
+    std::size_t layers() const noexcept;        ///< KvCacheOptions::layers
+    const KvShape& shape() const noexcept;      ///< KvCacheOptions::shape
     /// Whether a layer forgets: in a ring, or by a window. Appends of at most max_chunk() tokens are then safe.
     bool forgets() const noexcept;
     const std::optional<Rotary>& rotary(std::size_t layer = 0) const;  ///< throws InvalidArgument: no such layer
-    const std::shared_ptr<BlockPool>& pool() const noexcept;
+    const std::shared_ptr<BlockPool>& pool() const noexcept;           ///< the one it takes blocks from
 
     std::size_t used_bytes() const noexcept;      ///< bytes of the rows that this cache holds, padding included
     std::size_t reserved_bytes() const noexcept;  ///< bytes of the blocks that this cache holds, shared ones too

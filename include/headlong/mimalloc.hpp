@@ -1,5 +1,6 @@
-// mimalloc as a memory resource: CMake target headlong::mimalloc. Linking that target replaces the whole process's
-// malloc (Debian builds mimalloc that way), so it is for programs, not for libraries.
+/// \file
+/// mimalloc as a memory resource: CMake target headlong::mimalloc. Linking that target replaces the whole process's
+/// malloc (Debian builds mimalloc that way), so it is for programs, not for libraries.
 #pragma once
 
 #include <memory_resource>

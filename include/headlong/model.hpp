@@ -1,4 +1,5 @@
-// Decoder models from Hugging Face folders, and text from them.
+/// \file
+/// Decoder models from Hugging Face folders, and text from them.
 #pragma once
 
 #include <chrono>
@@ -27,6 +28,7 @@ enum class WeightType : std::uint8_t { f32, f16, bf16, int8, int4 };
 /// "f32", "f16", "bf16", "int8" or "int4".
 HEADLONG_API const char* to_string(WeightType type) noexcept;
 
+/// How a model is loaded.
 struct ModelOptions {
     /// How the linear layers store their weights; empty: as the file does. f16 and bf16 round to nearest
     /// even; a weight that would become infinite is refused. int8 and int4 quantise symmetrically, per output feature
@@ -51,13 +53,13 @@ struct ModelFiles {
 
 /// What a model is, from its config.json.
 struct ModelInfo {
-    std::string architecture;
-    std::int64_t vocab_size = 0;
-    std::int64_t hidden_size = 0;
-    std::int64_t layers = 0;
-    std::int64_t heads = 0;
-    std::int64_t kv_heads = 0;
-    std::int64_t head_dim = 0;
+    std::string architecture;                 ///< as config.json spells it: "LlamaForCausalLM"
+    std::int64_t vocab_size = 0;              ///< logits per token
+    std::int64_t hidden_size = 0;             ///< elements of the residual stream
+    std::int64_t layers = 0;                  ///< blocks of attention and MLP
+    std::int64_t heads = 0;                   ///< query heads per layer
+    std::int64_t kv_heads = 0;                ///< key and value heads per layer
+    std::int64_t head_dim = 0;                ///< elements of a query, key and value
     std::int64_t max_positions = 0;           ///< tokens a text may have
     std::optional<std::int32_t> bos_id = {};  ///< the token that begins a text
     std::vector<std::int32_t> eos_ids;        ///< tokens that end a text
@@ -78,13 +80,14 @@ class Model {
     /// that model.safetensors.index.json lists, of a folder. Throws IoError, BadFile (naming the key or tensor),
     /// Unsupported (naming the architecture or key), OutOfMemory.
     Model(Context& context, const std::string& folder, const ModelOptions& options = {});
+    /// The same of files in memory. Throws as above, but for IoError.
     Model(Context& context, const ModelFiles& files, const ModelOptions& options = {});
     ~Model();
-    Model(Model&&) noexcept;
-    Model& operator=(Model&&) noexcept;
+    Model(Model&&) noexcept;             ///< a model that was moved from may only be assigned to or destroyed
+    Model& operator=(Model&&) noexcept;  ///< likewise
 
-    const ModelInfo& info() const noexcept;
-    const Tokenizer& tokenizer() const noexcept;
+    const ModelInfo& info() const noexcept;       ///< lives as long as the model
+    const Tokenizer& tokenizer() const noexcept;  ///< lives as long as the model, copies longer
 
     /// Options of a cache for this model: its layers, their windows and rotary descriptions, its shape. `capacity` 1 to
     /// max_positions tokens, 0 = max_positions. Of a model that turns long texts by other frequencies than short ones
@@ -140,12 +143,13 @@ class Sampler {
     std::vector<Candidate> candidates_;
 };
 
+/// How generate() goes on with a text. A value; what callbacks refer to must outlive the call.
 struct GenerateOptions {
     /// Tokens to generate at most; >= 0. Of a model with LongRoPE, prompt and these together say whether generate()
     /// takes the frequencies of short texts or of long ones, from the first token on (Model::cache_options()).
     std::int64_t max_tokens = 256;
-    SamplingOptions sampling = {};
-    bool ignore_eos = false;  ///< go on after an end-of-text token
+    SamplingOptions sampling = {};  ///< how tokens are drawn
+    bool ignore_eos = false;        ///< go on after an end-of-text token
     std::vector<std::string> stop =
         {};                            ///< texts that end the generation, and are cut off; UTF-8, 1 to 4,096 bytes each
     KvTypes kv = {};                   ///< of the cache, where generate() makes it
@@ -162,6 +166,7 @@ struct GenerateOptions {
     std::optional<std::chrono::steady_clock::time_point> deadline = {};  ///< the same once this time has come
 };
 
+/// Why a generation ended.
 enum class StopReason : std::uint8_t {
     max_tokens,    ///< as many as asked for
     end_of_text,   ///< an end-of-text token, which is not part of the result
@@ -173,17 +178,18 @@ enum class StopReason : std::uint8_t {
 /// "max_tokens", "end_of_text" and so on.
 HEADLONG_API const char* to_string(StopReason reason) noexcept;
 
+/// What generate() made, and how long it took.
 struct Generation {
-    std::vector<std::int32_t> prompt_tokens;
+    std::vector<std::int32_t> prompt_tokens;  ///< what the prompt became, special tokens included
     std::vector<std::int32_t>
         tokens;        ///< the continuation alone, with the tokens of a stop text that was cut off `text`
     std::string text;  ///< of the continuation alone
-    StopReason reason = StopReason::max_tokens;
-    std::int64_t prefill_tokens = 0;  ///< tokens of the prompt that were computed
-    double prefill_seconds = 0.0;
+    StopReason reason = StopReason::max_tokens;  ///< why it ended
+    std::int64_t prefill_tokens = 0;             ///< tokens of the prompt that were computed
+    double prefill_seconds = 0.0;                ///< of wall time, for those
     std::int64_t decode_steps = 0;  ///< tokens that were computed one by one; the first one comes with the prefill
-    double decode_seconds = 0.0;
-    std::size_t kv_bytes = 0;  ///< used by the cache at the end
+    double decode_seconds = 0.0;    ///< of wall time, for those
+    std::size_t kv_bytes = 0;       ///< used by the cache at the end
 };
 
 /// Continues a prompt, special tokens added as tokenizer.json says. An empty prompt to which nothing is added starts

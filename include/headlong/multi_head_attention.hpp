@@ -1,7 +1,8 @@
-// The multi-head attention layer (Vaswani et al. 2017, "Attention Is All You Need"):
-//
-//   Q, K, V = x Wq + bq, x Wk + bk, x Wv + bv      split into heads
-//   y       = concatenate(softmax(Q K^T / sqrt(head_dim)) V) Wo + bo
+/// \file
+/// The multi-head attention layer (Vaswani et al. 2017, "Attention Is All You Need"):
+///
+///   Q, K, V = x Wq + bq, x Wk + bk, x Wv + bv      split into heads
+///   y       = concatenate(softmax(Q K^T / sqrt(head_dim)) V) Wo + bo
 #pragma once
 
 #include <cstddef>
@@ -29,6 +30,7 @@ struct MultiHeadAttentionWeights {
     InputTensor<1> output_bias = {};  ///< [d_model]
 };
 
+/// The heads of a layer.
 struct MultiHeadAttentionOptions {
     std::int64_t heads = 0;                       ///< >= 1; head_dim is query's outputs / heads
     std::int64_t kv_heads = 0;                    ///< 0 = heads; otherwise a divisor of heads
@@ -38,16 +40,19 @@ struct MultiHeadAttentionOptions {
 /// Immutable once made: any number of threads may call forward() at once.
 class MultiHeadAttention {
   public:
+    /// Packs the weights, which are not needed afterwards. Throws InvalidArgument, naming the weight or option, and
+    /// OutOfMemory.
     MultiHeadAttention(Context& context, const MultiHeadAttentionOptions& options,
                        const MultiHeadAttentionWeights& weights);
     ~MultiHeadAttention();
-    MultiHeadAttention(MultiHeadAttention&&) noexcept;
-    MultiHeadAttention& operator=(MultiHeadAttention&&) noexcept;
+    MultiHeadAttention(
+        MultiHeadAttention&&) noexcept;  ///< one that was moved from may only be assigned to or destroyed
+    MultiHeadAttention& operator=(MultiHeadAttention&&) noexcept;  ///< likewise
 
-    std::int64_t d_model() const noexcept;
-    std::int64_t heads() const noexcept;
-    std::int64_t kv_heads() const noexcept;
-    std::int64_t head_dim() const noexcept;
+    std::int64_t d_model() const noexcept;   ///< elements of a row of x and y
+    std::int64_t heads() const noexcept;     ///< query heads
+    std::int64_t kv_heads() const noexcept;  ///< key and value heads
+    std::int64_t head_dim() const noexcept;  ///< elements of a query, key and value
 
     /// x [batch, length, d_model] -> y [batch, length, d_model]; each sequence attends to itself. Options as for
     /// attend() over plain tensors: not causal unless options.causal says so.

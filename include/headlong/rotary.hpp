@@ -1,6 +1,7 @@
-// Rotary position embedding (Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding"): pair i
-// of a row at position p is turned by the angle p * inverse_frequency[i], which takes (x, y) to (x cos - y sin,
-// y cos + x sin). Frequencies and angles are computed in double precision; sine and cosine are rounded to float once.
+/// \file
+/// Rotary position embedding (Su et al. 2021, "RoFormer: Enhanced Transformer with Rotary Position Embedding"): pair i
+/// of a row at position p is turned by the angle p * inverse_frequency[i], which takes (x, y) to (x cos - y sin,
+/// y cos + x sin). Frequencies and angles are computed in double precision; sine and cosine are rounded to float once.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +25,7 @@ enum class RotaryPairing : std::uint8_t {
 
 /// How frequencies are stretched to contexts beyond the trained one.
 enum class RotaryScaling : std::uint8_t {
-    none,
+    none,      ///< not at all (Su et al. 2021, "RoFormer")
     linear,    ///< all divided by `factor` (Chen et al. 2023, "Extending Context Window via Positional Interpolation")
     ntk,       ///< theta times factor^(r / (r - 2)): static "NTK-aware" scaling (bloc97 2023)
     llama3,    ///< long wavelengths divided, short ones kept, between them a ramp (Llama 3.1's model code)
@@ -40,9 +41,9 @@ struct RotaryOptions {
     /// Base of the frequencies theta^(-2i / rotary_dim), > 0; with yarn > 1. All frequencies, scaled, must be above 0
     /// and at most 1e100.
     double theta = 10000.0;
-    RotaryPairing pairing = RotaryPairing::halves;
+    RotaryPairing pairing = RotaryPairing::halves;  ///< of elements
 
-    RotaryScaling scaling = RotaryScaling::none;
+    RotaryScaling scaling = RotaryScaling::none;  ///< of frequencies
     /// linear, ntk (whose rotary_dim is at least 4), llama3, yarn: >= 1. longrope: the extended context by the original
     /// one, if given; > 0.
     double factor = 1.0;
@@ -71,20 +72,22 @@ class Rotary {
   public:
     /// Throws InvalidArgument, naming the option, its value and what is allowed, or OutOfMemory.
     explicit Rotary(const RotaryOptions& options);
-    Rotary(const Rotary&) = default;  // and no move: nothing is left without frequencies
-    Rotary& operator=(const Rotary&) = default;
+    Rotary(const Rotary&) = default;             ///< (there is no move: nothing is left without frequencies)
+    Rotary& operator=(const Rotary&) = default;  ///< shares the other's frequencies
     ~Rotary() = default;
 
-    std::int64_t head_dim() const noexcept { return head_dim_; }
+    std::int64_t head_dim() const noexcept { return head_dim_; }  ///< elements of a row
+    /// Elements of a row that are turned, the first ones.
     std::int64_t rotary_dim() const noexcept { return 2 * static_cast<std::int64_t>(inverse_frequencies_->size()); }
-    RotaryPairing pairing() const noexcept { return pairing_; }
+    RotaryPairing pairing() const noexcept { return pairing_; }  ///< which are turned together
     std::span<const double> inverse_frequencies() const noexcept { return *inverse_frequencies_; }  ///< one per pair
-    double attention_factor() const noexcept { return attention_factor_; }
+    double attention_factor() const noexcept { return attention_factor_; }  ///< of cosine and sine
 
     /// Cosine and sine of all pairs at a position, times the attention factor; each of rotary_dim / 2 floats. Any
     /// position; angles are as exact as doubles are, so that from about 2^50 on they mean little.
     void tabulate(std::int64_t position, float* cosine, float* sine) const noexcept;
 
+    /// Whether both turn all rows alike.
     friend bool operator==(const Rotary& a, const Rotary& b) noexcept {
         return a.head_dim_ == b.head_dim_ && a.pairing_ == b.pairing_ && a.attention_factor_ == b.attention_factor_ &&
                (a.inverse_frequencies_ == b.inverse_frequencies_ || *a.inverse_frequencies_ == *b.inverse_frequencies_);
@@ -110,9 +113,9 @@ HEADLONG_API void rotate(Context& context, const Rotary& rotary, const InputTens
 
 /// Cosines and sines that the caller has: [positions, rotary_dim / 2], f32, dense in the last dimension (stride 1).
 struct RotaryTable {
-    InputTensor<2> cosine = {};
-    InputTensor<2> sine = {};
-    RotaryPairing pairing = RotaryPairing::halves;
+    InputTensor<2> cosine = {};                     ///< of the angles, times an attention factor if there is one
+    InputTensor<2> sine = {};                       ///< likewise; of the same shape
+    RotaryPairing pairing = RotaryPairing::halves;  ///< which elements are turned together
 };
 
 /// Rotates with a table; positions[i] is a row of it. rotary_dim is twice the table's columns, at most the rows'

@@ -1,4 +1,5 @@
-// Lends the caller's own oneTBB arena to a context. Header-only; needs oneTBB's headers and library.
+/// \file
+/// Lends the caller's own oneTBB arena to a context. Header-only; needs oneTBB's headers and library.
 #pragma once
 
 #include <tbb/parallel_for.h>
@@ -16,6 +17,7 @@ namespace headlong {
 /// Runs loops in a task_arena. The arena must outlive every context that uses the executor.
 class TbbArenaExecutor final : public Executor {
   public:
+    /// Starts the arena, if that has not been done.
     explicit TbbArenaExecutor(tbb::task_arena& arena) : arena_(&arena) {
         arena.initialize();
         concurrency_ = static_cast<std::size_t>(std::max(1, arena.max_concurrency()));

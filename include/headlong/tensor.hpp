@@ -1,5 +1,6 @@
-// Views of the caller's memory. A view is a pointer, an element type, extents and strides; it owns nothing, and
-// the memory must stay valid and unchanged (inputs) or unread (outputs) until the call that took it returns.
+/// \file
+/// Views of the caller's memory. A view is a pointer, an element type, extents and strides; it owns nothing, and
+/// the memory must stay valid and unchanged (inputs) or unread (outputs) until the call that took it returns.
 #pragma once
 
 #include <array>
@@ -24,6 +25,7 @@ constexpr std::size_t size_of(DType type) noexcept { return type == DType::f32 ?
 /// "f32", "f16" or "bf16".
 HEADLONG_API const char* to_string(DType type) noexcept;
 
+/// One number per dimension, the outermost first.
 template <std::size_t Rank>
 using Extents = std::array<std::int64_t, Rank>;
 
@@ -44,10 +46,10 @@ constexpr Extents<Rank> dense_strides(const Extents<Rank>& extents) noexcept {
 /// to broadcast. A view with an extent of 0 is never read and may have a null pointer.
 template <std::size_t Rank>
 struct InputTensor {
-    const void* data = nullptr;
-    DType dtype = DType::f32;
-    Extents<Rank> extents{};
-    Extents<Rank> strides{};
+    const void* data = nullptr;  ///< element [0, 0, ...]; the caller's
+    DType dtype = DType::f32;    ///< of every element
+    Extents<Rank> extents{};     ///< elements per dimension, not negative
+    Extents<Rank> strides{};     ///< elements from one index to the next, per dimension
 
     /// A dense row-major tensor of float.
     static constexpr InputTensor dense(const float* data, const Extents<Rank>& extents) noexcept {
@@ -63,10 +65,10 @@ struct InputTensor {
 /// two places of an output must not share memory. Default-constructed means "not wanted".
 template <std::size_t Rank>
 struct OutputTensor {
-    void* data = nullptr;
-    DType dtype = DType::f32;
-    Extents<Rank> extents{};
-    Extents<Rank> strides{};
+    void* data = nullptr;      ///< element [0, 0, ...]; the caller's
+    DType dtype = DType::f32;  ///< of every element
+    Extents<Rank> extents{};   ///< elements per dimension, not negative
+    Extents<Rank> strides{};   ///< elements from one index to the next, per dimension
 
     /// A dense row-major tensor of float.
     static constexpr OutputTensor dense(float* data, const Extents<Rank>& extents) noexcept {

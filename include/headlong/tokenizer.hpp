@@ -1,13 +1,14 @@
-// Text to token ids and back, as a model's tokenizer.json says (the format of Hugging Face's tokenizers). Built are
-// byte-pair encoding, on bytes or with byte fallback, and the steps around it; a file that asks for anything else is
-// refused by name.
-//
-//     const auto tokenizer = headlong::Tokenizer::from_file("model/tokenizer.json");
-//     const std::vector<std::int32_t> ids = tokenizer.encode("It is a truth");
-//     headlong::TokenStream stream(tokenizer);
-//     stream.prime(ids);                       // the continuation alone is wanted
-//     std::cout << stream.push(next) << ...;   // whole characters, as soon as they are certain
-//     std::cout << stream.finish();
+/// \file
+/// Text to token ids and back, as a model's tokenizer.json says (the format of Hugging Face's tokenizers). Built are
+/// byte-pair encoding, on bytes or with byte fallback, and the steps around it; a file that asks for anything else is
+/// refused by name.
+///
+///     const auto tokenizer = headlong::Tokenizer::from_file("model/tokenizer.json");
+///     const std::vector<std::int32_t> ids = tokenizer.encode("It is a truth");
+///     headlong::TokenStream stream(tokenizer);
+///     stream.prime(ids);                       // the continuation alone is wanted
+///     std::cout << stream.push(next) << ...;   // whole characters, as soon as they are certain
+///     std::cout << stream.finish();
 #pragma once
 
 #include <cstddef>
@@ -72,10 +73,11 @@ class Tokenizer {
 /// and leave a stream that is good for nothing more.
 class TokenStream {
   public:
+    /// Without tokens that the file marks as special, or with them. Throws OutOfMemory.
     explicit TokenStream(const Tokenizer& tokenizer, bool skip_special_tokens = true);
     ~TokenStream();
-    TokenStream(TokenStream&&) noexcept;
-    TokenStream& operator=(TokenStream&&) noexcept;
+    TokenStream(TokenStream&&) noexcept;             ///< one that was moved from may only be assigned to or destroyed
+    TokenStream& operator=(TokenStream&&) noexcept;  ///< likewise
 
     /// Ids that stand before those to come, and whose text is not returned: what depends on the beginning of the
     /// whole text (such as stripping its first space) sees them. If decode(prompt ids) is a prefix of decode(all

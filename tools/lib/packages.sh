@@ -4,6 +4,7 @@
 build_packages=(g++ cmake ninja-build git ca-certificates
     libxsimd-dev libtbb-dev libmimalloc-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libcli11-dev libgtest-dev
     libbenchmark-dev libxxhash-dev pkgconf python3-numpy)
+docs_packages=(doxygen)
 emulator_packages=(qemu-user-static)
 arm64_packages=(g++-aarch64-linux-gnu libtbb-dev:arm64 libfmt-dev:arm64 libpcre2-dev:arm64
     libutf8proc-dev:arm64 libgtest-dev:arm64)
