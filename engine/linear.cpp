@@ -119,7 +119,8 @@ Linear::Linear(Context::Impl& context, std::pmr::memory_resource& memory, const 
         const std::size_t first = panel * kPanelTokens;
         pack(context,
              {floats(weight.data) + static_cast<std::int64_t>(first) * weight.strides[1], ElementType::f32,
-              weight.strides[1], weight.strides[0], std::min(kPanelTokens, outputs - first), size(inputs_)},
+              static_cast<std::ptrdiff_t>(weight.strides[1]), static_cast<std::ptrdiff_t>(weight.strides[0]),
+              std::min(kPanelTokens, outputs - first), size(inputs_)},
              out + panel * panel_bytes());
     }
     if (bias.data != nullptr) {
@@ -233,11 +234,11 @@ void Linear::multiply(const Call& call) const {
             std::size_t k = 0;
             do {  // once for a depth of 0, which writes the bias or zeros
                 const std::size_t depth = std::min(kDepthSlice, inputs - k);
-                kernels.scale_rows(
-                    {{call.row(tile.first_row) + k, ElementType::f32, call.x_stride, 1, tile.rows, depth},
-                     1.0F,
-                     slices.rows,
-                     kSliceStride});
+                kernels.scale_rows({{call.row(tile.first_row) + k, ElementType::f32,
+                                     static_cast<std::ptrdiff_t>(call.x_stride), 1, tile.rows, depth},
+                                    1.0F,
+                                    slices.rows,
+                                    kSliceStride});
                 const std::size_t step = type == ElementType::f32 ? tile.columns : kWidePanels * kPanelTokens;
                 for (std::size_t column = 0; column < tile.columns; column += step) {
                     const std::size_t columns = std::min(step, tile.columns - column);

@@ -40,7 +40,12 @@ struct HeadRows {
         return base + (head * head_stride + row * row_stride) * stride_bytes(type);
     }
     kernels::Rows rows(std::int64_t head, std::int64_t row, std::int64_t count, std::size_t columns) const noexcept {
-        return {at(head, row), type, row_stride, column_stride, static_cast<std::size_t>(count), columns};
+        return {at(head, row),
+                type,
+                static_cast<std::ptrdiff_t>(row_stride),
+                static_cast<std::ptrdiff_t>(column_stride),
+                static_cast<std::size_t>(count),
+                columns};
     }
 };
 using InputRows = HeadRows<const std::byte>;
@@ -61,7 +66,8 @@ inline OutputRows output_rows(const OutputTensor<3>& view) noexcept {
 /// Writes dense rows of floats to row `row` and the following ones of a head.
 inline void store_rows(const kernels::KernelTable& kernels, const float* rows, std::size_t pitch, std::size_t count,
                        std::size_t columns, const OutputRows& out, std::int64_t head, std::int64_t row) noexcept {
-    kernels.store_rows({rows, pitch, count, columns, out.at(head, row), out.type, out.row_stride, out.column_stride});
+    kernels.store_rows({rows, pitch, count, columns, out.at(head, row), out.type,
+                        static_cast<std::ptrdiff_t>(out.row_stride), static_cast<std::ptrdiff_t>(out.column_stride)});
 }
 
 /// One sequence of a batch.

@@ -20,11 +20,12 @@ bool is_empty(const Extents<Rank>& extents) noexcept {
     return false;
 }
 
-/// Extents are not negative, and no element's offset leaves 63 bits of bytes. Returns nothing; throws.
+/// Extents are not negative, and neither their product nor any element's offset in bytes leaves std::ptrdiff_t (63
+/// bits, or 31). Returns nothing; throws.
 template <std::size_t Rank>
 void check_extents(const char* name, const Extents<Rank>& extents, const Extents<Rank>& strides,
                    std::size_t element_bytes) {
-    constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+    constexpr std::int64_t kMax = std::numeric_limits<std::ptrdiff_t>::max();
     for (std::size_t i = 0; i < Rank; ++i) {
         if (extents[i] < 0) {
             throw InvalidArgument(fmt::format("{}: extent {} is {}; it must not be negative", name, i, extents[i]));
@@ -36,12 +37,12 @@ void check_extents(const char* name, const Extents<Rank>& extents, const Extents
     for (std::size_t i = 0; i < Rank; ++i) {
         std::int64_t step = 0;
         if (strides[i] == std::numeric_limits<std::int64_t>::min() ||
-            compiler::mul_overflows(elements, extents[i], elements) ||
+            compiler::mul_overflows(elements, extents[i], elements) || elements > kMax ||
             compiler::mul_overflows(extents[i] - 1, strides[i] < 0 ? -strides[i] : strides[i], step) ||
             compiler::add_overflows(reach, step, reach) ||
             reach > kMax / static_cast<std::int64_t>(element_bytes) - 1) {
-            throw InvalidArgument(fmt::format("{}: extent {} with stride {} in dimension {} exceeds 64-bit sizes", name,
-                                              extents[i], strides[i], i));
+            throw InvalidArgument(fmt::format("{}: extent {} with stride {} in dimension {} exceeds {}-bit sizes", name,
+                                              extents[i], strides[i], i, 8 * sizeof(std::ptrdiff_t)));
         }
     }
 }

@@ -60,6 +60,18 @@ if command -v pkg-config >/dev/null; then
     "$work/pkg"
     # shellcheck disable=SC2046
     if pkg-config --libs headlong | grep -E 'tbb|fmt|pcre|stdc'; then exit 1; fi  # those are the archive's
+    step "pkg-config, the archive inside of a host's own shared library, which shows nothing of it"
+    # shellcheck disable=SC2046
+    cc -shared -fPIC -Wl,--no-undefined -Wl,--exclude-libs,ALL "$examples/attention.c" -o "$work/libhost.so" \
+        -Dmain=host_main $(pkg-config --cflags headlong) "$library/libheadlong.a" \
+        $(pkg-config --static --libs headlong | sed 's/-lheadlong\b//')
+    if nm -D --defined-only "$work/libhost.so" | grep -E ' (hl_|_ZN8headlong)'; then exit 1; fi
+    nm -D --defined-only "$work/libhost.so" | grep -q ' host_main$'
+    step "folders that are given whole"
+    cmake -S "$source" -B "$work/whole" -DHEADLONG_TESTS=OFF -DHEADLONG_TOOLS=OFF -DHEADLONG_BENCH=OFF \
+        -DCMAKE_INSTALL_LIBDIR=/whole/lib -DCMAKE_INSTALL_INCLUDEDIR=/other/include >/dev/null
+    folders=$(PKG_CONFIG_PATH=$work/whole/packaging pkg-config --cflags --libs-only-L headlong)
+    [[ $folders == *-I/other/include*-L/whole/lib* ]] || { printf '%s\n' "$folders"; exit 1; }
 else
     step "no pkg-config here: not tried"
 fi

@@ -9,6 +9,7 @@
 #include <headlong/kv_cache.hpp>
 #include <headlong/multi_head_attention.hpp>
 #include <headlong/tensor.hpp>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,27 @@ void layer(headlong::Context& context) {
     check(y[0] == 0.25F, "a layer of identities gives its input back");
 }
 
+/// Of 64 bits, or of 32: parts.cpp also runs there.
+void sizes(headlong::Context& context) {
+    const std::vector<float> row(16);
+    std::vector<float> output(16);
+    const auto query = headlong::InputTensor<4>::dense(row.data(), {1, 1, 1, 16});
+    const auto result = headlong::OutputTensor<4>::dense(output.data(), {1, 1, 1, 16});
+    constexpr std::int64_t kMost = std::numeric_limits<std::ptrdiff_t>::max();
+    for (const headlong::InputTensor<4>& keys : {
+             headlong::InputTensor<4>{row.data(), headlong::DType::f32, {1, 1, kMost / 8, 16}, {0, 0, 0, 1}},
+             headlong::InputTensor<4>{row.data(), headlong::DType::f32, {1, 1, 3, 16}, {0, 0, kMost / 8, 1}},
+         }) {
+        bool refused = false;
+        try {
+            headlong::attend(context, query, keys, keys, {}, result);
+        } catch (const headlong::InvalidArgument&) {
+            refused = true;
+        }
+        check(refused, "keys that a pointer cannot count are refused");
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -90,6 +112,7 @@ int main() {
     }
     caches(context);
     layer(context);
+    sizes(context);
 
     if (HEADLONG_MODELS == 0) {
         hl_context* handle = nullptr;

@@ -425,8 +425,13 @@ kernels::TokenRange RowBlock::masked_range(std::int64_t span_begin, const std::b
     std::fill(bias + range.begin, bias + masked_from, 0.0F);
     kernels::TokenRange allowed{0, 0};
     if (masked_from < range.end) {
-        allowed = plan_.kernels.mask_row(
-            {data, mask.boolean, mask.type, mask.key_stride, {masked_from, range.end}, plan_.problem.unit, bias});
+        allowed = plan_.kernels.mask_row({data,
+                                          mask.boolean,
+                                          mask.type,
+                                          static_cast<std::ptrdiff_t>(mask.key_stride),
+                                          {masked_from, range.end},
+                                          plan_.problem.unit,
+                                          bias});
     }
     if (range.begin < masked_from) {
         allowed = {range.begin, allowed.begin < allowed.end ? allowed.end : masked_from};

@@ -49,8 +49,19 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/packaging/headlongConfigV
 install(FILES ${PROJECT_BINARY_DIR}/packaging/headlongConfig.cmake
         ${PROJECT_BINARY_DIR}/packaging/headlongConfigVersion.cmake
     DESTINATION ${headlong_package_dir} COMPONENT development)
-file(RELATIVE_PATH headlong_pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
-string(REGEX REPLACE "/$" "" headlong_pc_prefix ${headlong_pc_prefix})
+# Folders that were given whole (Nix, some distributions) are named whole: such a tree cannot be moved.
+set(headlong_pc_libdir "\${prefix}/${CMAKE_INSTALL_LIBDIR}")
+set(headlong_pc_includedir "\${prefix}/${CMAKE_INSTALL_INCLUDEDIR}")
+if(IS_ABSOLUTE ${CMAKE_INSTALL_INCLUDEDIR})
+    set(headlong_pc_includedir ${CMAKE_INSTALL_INCLUDEDIR})
+endif()
+if(IS_ABSOLUTE ${CMAKE_INSTALL_LIBDIR})
+    set(headlong_pc_libdir ${CMAKE_INSTALL_LIBDIR})
+    set(headlong_pc_prefix ${CMAKE_INSTALL_PREFIX})
+else()
+    file(RELATIVE_PATH headlong_pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+    string(REGEX REPLACE "/$" "" headlong_pc_prefix "\${pcfiledir}/${headlong_pc_prefix}")
+endif()
 configure_file(tools/packaging/headlong.pc.in ${PROJECT_BINARY_DIR}/packaging/headlong.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/packaging/headlong.pc
     DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT development)
@@ -79,8 +90,9 @@ set(CPACK_DEBIAN_LIBRARY_PACKAGE_SECTION libs)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME libheadlong-dev)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "${headlong_library_package} (= ${PROJECT_VERSION})")
-set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SUGGESTS  # what the archives and the adapters are linked with
-    "libtbb-dev, libfmt-dev, libpcre2-dev, libutf8proc-dev, libmimalloc-dev")
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_RECOMMENDS  # what the archive and tbb.hpp are linked with; the library needs none
+    "libtbb-dev, libfmt-dev, libpcre2-dev, libutf8proc-dev")
+set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SUGGESTS libmimalloc-dev)
 set(CPACK_DEBIAN_TOOLS_PACKAGE_NAME headlong)
 set(CPACK_DEBIAN_TOOLS_PACKAGE_SECTION utils)
 # Each package has the licence in a folder of its own: versions of the library are installed side by side.
