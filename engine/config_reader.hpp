@@ -22,6 +22,12 @@ class ConfigReader {
 
     const Json& json() const noexcept { return *json_; }
     static std::string shown(const Json& value);
+    /// Whether a value is that text. (nlohmann's comparison makes a value of the text first, which takes memory, and is
+    /// noexcept: refused memory would end the process.)
+    static bool is(const Json& value, std::string_view text) noexcept {
+        const auto* const string = value.get_ptr<const Json::string_t*>();
+        return string != nullptr && *string == text;
+    }
 
     [[noreturn]] void bad(std::string_view key, const std::string& what) const;          ///< BadFile, naming the key
     [[noreturn]] void unsupported(std::string_view key, const std::string& what) const;  ///< Unsupported, likewise

@@ -93,7 +93,7 @@ bool changes_nothing(const ConfigReader& config, const std::string& key, const J
     if (key == "shared_expert_intermediate_size") return value == 0;
     if (key == "sliding_window") return !config.flag("use_sliding_window", true);
     if (key == "layer_types" && value.is_array()) {
-        return std::ranges::all_of(value, [](const Json& type) { return type == "full_attention"; });
+        return std::ranges::all_of(value, [](const Json& type) { return ConfigReader::is(type, "full_attention"); });
     }
     return false;
 }
@@ -117,7 +117,7 @@ const Family& family_of(const ConfigReader& config) {
     }
     std::string known;
     for (const Family& family : decoder_families()) {
-        if (architectures[0] == family.architecture) return family;
+        if (ConfigReader::is(architectures[0], family.architecture)) return family;
         known += (known.empty() ? "" : ", ") + std::string(family.architecture);
     }
     config.unsupported("architectures", fmt::format("{} is not handled; this version knows {}",
@@ -242,7 +242,7 @@ DecoderConfig parse_decoder_config(std::string_view text, const std::string& nam
         if (whole.find("quantization_config") != nullptr) whole.not_handled("quantization_config");
     }
     const ConfigReader& config = inner ? *inner : whole;
-    if (const Json* type = config.find("model_type"); type != nullptr && *type != family.model_type) {
+    if (const Json* type = config.find("model_type"); type != nullptr && !ConfigReader::is(*type, family.model_type)) {
         config.unsupported("model_type",
                            fmt::format("is {}; of {} this version handles only \"{}\"", ConfigReader::shown(*type),
                                        family.architecture, family.model_type));
@@ -274,8 +274,8 @@ DecoderConfig parse_decoder_config(std::string_view text, const std::string& nam
     for (const char* key : {"torch_dtype", "dtype"}) {
         const Json* type = config.find(key) != nullptr ? config.find(key) : whole.find(key);
         if (type == nullptr) continue;
-        if (*type == "float16") decoder.stored_type = WeightType::f16;
-        if (*type == "bfloat16") decoder.stored_type = WeightType::bf16;
+        if (ConfigReader::is(*type, "float16")) decoder.stored_type = WeightType::f16;
+        if (ConfigReader::is(*type, "bfloat16")) decoder.stored_type = WeightType::bf16;
         break;  // the first that is there decides, as in tools/shapes
     }
     if (inner) read_ends(whole, decoder);

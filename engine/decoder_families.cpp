@@ -528,8 +528,8 @@ std::vector<std::int64_t> read_windows(const ConfigReader& config, const Family&
         }
         for (std::size_t i = 0; i < layers; ++i) {
             const Json& type = (*types)[i];
-            local[i] = type == "sliding_attention";
-            if ((local[i] && family.windows != Windows::none) || type == "full_attention") continue;
+            local[i] = ConfigReader::is(type, "sliding_attention");
+            if ((local[i] && family.windows != Windows::none) || ConfigReader::is(type, "full_attention")) continue;
             config.unsupported("layer_types",
                                fmt::format("holds {}; this version does not handle it", ConfigReader::shown(type)));
         }

@@ -94,7 +94,11 @@ constexpr std::int64_t kTaskRows = 64;
 void merge(Context& context, std::span<const AttentionPart> parts, const OutputTensor<4>& output,
            const OutputTensor<3>& lse) {
     check_output("output", output);
-    const auto [batch, heads, rows, value_dim] = output.extents;
+    // not bound by their names: lambdas cannot capture those everywhere
+    const std::int64_t batch = output.extents[0];
+    const std::int64_t heads = output.extents[1];
+    const std::int64_t rows = output.extents[2];
+    const std::int64_t value_dim = output.extents[3];
     for (const AttentionPart& part : parts) {
         check_input("part: output", part.output);
         check_f32_input("part: lse", part.lse);
@@ -107,7 +111,7 @@ void merge(Context& context, std::span<const AttentionPart> parts, const OutputT
     }
     if (is_empty<4>(output.extents) && (lse.data == nullptr || is_empty<3>(lse.extents))) return;  // nothing to write
 
-    with_memory_errors("merge", [&, batch = batch, heads = heads, rows = rows, value_dim = value_dim] {
+    with_memory_errors("merge", [&] {
         Context::Impl& impl = context.impl();
         auto workspace = impl.workspaces.lend();
         const auto columns = static_cast<std::size_t>(value_dim);
