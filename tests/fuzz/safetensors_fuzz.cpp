@@ -1,7 +1,9 @@
 // A weight file. What is accepted has every tensor inside of the file, of the size that its type and shape say, and no
 // byte twice or not at all; mapped, read and in memory it is the same.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 #include "engine/safetensors.hpp"
@@ -11,31 +13,42 @@
 namespace headlong::fuzz {
 namespace {
 
-void check(const SafetensorsFile& file, std::size_t file_bytes) {
+void check(const SafetensorsFile& file, Input input) {
     std::vector<Input> parts;
     for (const FileTensor& tensor : file.tensors()) {
-        std::uint64_t count = 1;
+        const bool empty = std::ranges::count(tensor.shape, 0) != 0;
+        std::uint64_t bytes = empty ? 0 : size_of(tensor.type);
         for (const std::int64_t extent : tensor.shape) {
             require(extent >= 0, "extents are not negative");
-            if (extent != 0 && count > file_bytes) require(false, "a tensor is not larger than its file");
-            count *= static_cast<std::uint64_t>(extent);
+            if (empty) continue;
+            require(bytes <= input.size() / static_cast<std::uint64_t>(extent), "a tensor is not larger than its file");
+            bytes *= static_cast<std::uint64_t>(extent);
         }
-        require(tensor.bytes.size() == count * size_of(tensor.type), "a tensor has the bytes that its shape says");
-        require(file.find(tensor.name) == &tensor, "a tensor is found by its name");
-        require(!describe(tensor).empty(), "a tensor can be described");
-        parts.push_back(tensor.bytes);
-        const bool floats = done([&] { to_floats(tensor); });
-        const bool integers = done([&] { to_int64s(tensor); });
-        require(!(floats && integers) || count == 0, "no type is both floats and integers");
+        require(tensor.bytes.size() == bytes, "a tensor has the bytes that its type and shape say");
+        require(tensor.count() == bytes / size_of(tensor.type), "and as many elements");
+        require(file.find(tensor.name) == &tensor && &file.at(tensor.name) == &tensor, "a tensor has its name");
+        require(describe(tensor).starts_with(to_string(tensor.type)), "a description begins with the type");
+        require(parse_file_type(to_string(tensor.type)) == tensor.type, "types have names");
+        // all of its bytes are read
+        std::vector<double> doubles;
+        std::vector<std::int64_t> numbers;
+        const bool floats = done([&] { doubles = to_doubles(tensor); });
+        require(floats == done([&] { to_floats(tensor); }), "what is a double is a float");
+        const bool integers = done([&] { numbers = to_int64s(tensor); });
+        require(!floats || !integers, "no type is both floats and integers");
+        require(doubles.size() == (floats ? tensor.count() : 0), "all floats are there");
+        require(numbers.size() == (integers ? tensor.count() : 0), "all integers are there");
+        if (!tensor.bytes.empty()) parts.push_back(tensor.bytes);
     }
+    // one behind the other, from the end of the header to the end of the file: each byte once
     std::ranges::sort(parts, {}, [](const Input& part) { return part.data(); });
-    std::erase_if(parts, [](const Input& part) { return part.empty(); });
-    for (std::size_t i = 1; i < parts.size(); ++i) {
-        require(parts[i - 1].data() + parts[i - 1].size() == parts[i].data(), "tensors lie one behind the other");
+    const std::byte* end = input.data() + input.size();
+    for (std::size_t i = parts.size(); i-- > 0; end = parts[i].data()) {
+        require(parts[i].data() + parts[i].size() == end, "tensors lie one behind the other, and end with the file");
     }
-    std::size_t sum = 8;
-    for (const Input& part : parts) sum += part.size();
-    require(sum <= file_bytes, "tensors have no more bytes than the file");
+    std::uint64_t header = 0;
+    std::memcpy(&header, input.data(), sizeof header);
+    require(end == input.data() + sizeof header + header, "the first one begins behind the header");
 }
 
 void check_same(const SafetensorsFile& a, const SafetensorsFile& b) {
@@ -58,7 +71,7 @@ void safetensors(Input input) {
     done([&] {
         const SafetensorsFile file("input", input);
         accepted = true;
-        check(file, input.size());
+        check(file, input);
         for (const bool map : {true, false}) check_same(file, SafetensorsFile(scratch.path(), {.map = map}));
     });
     const bool from_file = done([&] { SafetensorsFile file(scratch.path()); });
