@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <vector>
 
@@ -23,7 +24,7 @@ namespace {
 
 // The limits that engine/config_reader.cpp and engine/decoder_config.cpp state.
 constexpr std::int64_t kMostSize = std::int64_t{1} << 24;
-constexpr std::int64_t kMostLayers = std::int64_t{1} << 20;
+constexpr std::int64_t kMostLayers = std::int64_t{1} << 17;
 constexpr std::int64_t kMostHeadDim = std::int64_t{1} << 20;
 constexpr std::int64_t kMostWidth = std::int64_t{1} << 30;
 // A list of tensors is as long as layers and experts are many: longer ones are honest work.
@@ -35,7 +36,7 @@ void check_sizes(const DecoderConfig& config) {
         require(size >= 1 && size <= kMostSize, "sizes are from 1 to 2^24");
     }
     require(config.intermediate_size >= 1 && config.intermediate_size <= 4 * kMostSize, "at most four times that");
-    require(config.layers >= 1 && config.layers <= kMostLayers, "layers are from 1 to 2^20");
+    require(config.layers >= 1 && config.layers <= kMostLayers, "layers are from 1 to 2^17");
     require(config.head_dim >= 1 && config.head_dim <= kMostHeadDim, "head dims are from 1 to 2^20");
     require(config.heads * config.head_dim <= kMostWidth, "all heads are at most 2^30 wide");
     require(config.kv_heads <= config.heads && config.heads % config.kv_heads == 0, "KV heads divide heads");
@@ -56,11 +57,10 @@ void check_layers(const DecoderConfig& config) {
     require(config.rotaries.size() == layers, "a rotary description, or none, for every layer");
     require(config.short_rotaries.empty() || config.short_rotaries.size() == layers, "and for short texts");
     require(config.sparse.empty() || config.sparse.size() == layers, "experts or an MLP in every layer");
-    const void* last = nullptr;  // of descriptions, most are copies that share their frequencies
+    std::set<const double*> seen;  // most descriptions are copies, which share their frequencies
     for (const auto* rotaries : {&config.rotaries, &config.short_rotaries}) {
         for (const std::optional<Rotary>& rotary : *rotaries) {
-            if (!rotary || last == rotary->inverse_frequencies().data()) continue;
-            last = rotary->inverse_frequencies().data();
+            if (!rotary || !seen.insert(rotary->inverse_frequencies().data()).second) continue;
             require(rotary->head_dim() == config.head_dim && rotary->rotary_dim() <= config.head_dim,
                     "rotary descriptions are of the heads' size");
             std::vector<float> cosine(rotary->inverse_frequencies().size());

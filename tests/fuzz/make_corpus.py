@@ -115,7 +115,7 @@ def config_json():
     yield scaled("llama3_scaling", rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                  original_max_position_embeddings=32)
     yield scaled("yarn", rope_type="yarn", factor=4.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=0.5)
-    yield config("large", "LlamaForCausalLM", num_hidden_layers=1 << 20, vocab_size=1 << 24, hidden_size=1 << 24,
+    yield config("large", "LlamaForCausalLM", num_hidden_layers=1 << 17, vocab_size=1 << 24, hidden_size=1 << 24,
                  intermediate_size=1 << 24, max_position_embeddings=1 << 24, head_dim=1 << 20, num_attention_heads=1024)
     yield "deep", b'{"architectures":' + b"[" * 70 + b"]" * 70 + b"}"
 
