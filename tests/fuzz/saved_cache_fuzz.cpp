@@ -217,12 +217,14 @@ void saved_cache(Input input) {
     Context& context = *contexts()[mode / 16 % 2];
     const Kind kind(reader);
     Bytes file;
-    Bytes untouched;
+    bool untouched = false;
     if (mode % 2 == 0) {  // a saved file of that kind, changed
         KvCache cache(kind.options);
         if (!done([&] { fill(context, cache, kind.tokens); })) return;
-        file = untouched = saved(cache, reader.bytes(reader.below(8)));
+        const Bytes before = saved(cache, reader.bytes(reader.below(8)));
+        file = before;
         edit(reader, file, cache.layers());
+        untouched = file == before;
     } else {
         const Input rest = reader.rest();
         file.assign(rest.begin(), rest.end());
@@ -242,7 +244,7 @@ void saved_cache(Input input) {
                 attachment = cache.restore(file);
             }
         });
-        require(restored || file != untouched, "what save() wrote is restored");
+        require(restored || !untouched, "what save() wrote is restored");
         if (restored) {
             require(has_right_hash(file), "a file whose checksum is wrong is refused");
             require(saved(cache, attachment) == file, "what was restored is saved as it was");
