@@ -291,7 +291,8 @@ class NewLayers {
         std::size_t needed = 0;
         for (Layer& layer : layers) {
             needed += static_cast<std::size_t>(HeldBlocks(layer).count());
-            layer.blocks.reserve_for(blocks_for(layer.length), layer.held_from / kBlock);
+            // of a layer that forgets nothing, sinks lie in the queue, too
+            layer.blocks.reserve_for(blocks_for(layer.length), layer.forgets() ? layer.held_from / kBlock : 0);
         }
         std::pmr::vector<Block> taken(needed, &pool_.memory());
         pool_.take(taken);
