@@ -117,6 +117,13 @@ def config_json():
     yield scaled("yarn", rope_type="yarn", factor=4.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=0.5)
     yield config("large", "LlamaForCausalLM", num_hidden_layers=1 << 17, vocab_size=1 << 24, hidden_size=1 << 24,
                  intermediate_size=1 << 24, max_position_embeddings=1 << 24, head_dim=1 << 20, num_attention_heads=1024)
+    # a step beyond what is allowed
+    yield config("too_wide", "LlamaForCausalLM", num_attention_heads=1025, head_dim=1 << 20)
+    yield config("too_deep_a_head", "LlamaForCausalLM", head_dim=(1 << 20) + 2)
+    yield config("too_many_layers", "LlamaForCausalLM", num_hidden_layers=(1 << 17) + 1)
+    yield config("too_large", "LlamaForCausalLM", hidden_size=(1 << 24) + 2, vocab_size=(1 << 24) + 1)
+    yield config("too_few_experts", "MixtralForCausalLM", num_local_experts=2, num_experts_per_tok=3)
+    yield config("no_such_token", "LlamaForCausalLM", eos_token_id=32)
     yield "deep", b'{"architectures":' + b"[" * 70 + b"]" * 70 + b"}"
 
 
