@@ -202,7 +202,7 @@ void edit(Reader& reader, Bytes& file, std::size_t layers) {
                 move_on(file, layer_words, layers, reader.integer<std::uint64_t>());
                 break;
             default:  // another end
-                file.resize(std::max<std::size_t>(described, file.size() - reader.below(256)));
+                file.resize(std::max(described, file.size() - std::min(file.size(), reader.below(256))));
                 break;
         }
     }
