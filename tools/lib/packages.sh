@@ -1,5 +1,5 @@
-# Sourced by tools/quickstart, tools/test and tools/fuzz: which packages of Debian the project needs, and how missing ones get
-# installed. Nothing is installed that is there already.
+# Sourced by tools/quickstart, tools/test and tools/fuzz: which packages of Debian the project needs, and how missing ones
+# get installed. Nothing is installed that is there already.
 
 build_packages=(g++ cmake ninja-build git ca-certificates
     libxsimd-dev libtbb-dev libmimalloc-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libcli11-dev libgtest-dev
