@@ -172,7 +172,7 @@ void read_sizes(const ConfigReader& config, const Family& family, DecoderConfig&
         config.bad("head_dim",
                    fmt::format("is {}; {} heads of it are more than 2^30 wide", decoder.head_dim, decoder.heads));
     }
-    constexpr std::int64_t kMaxLayers = std::int64_t{1} << 20;  // as in a cache
+    constexpr std::int64_t kMaxLayers = std::int64_t{1} << 17;  // lists have an item for each: a few MiB of any file
     if (decoder.layers > kMaxLayers) {
         config.bad(keys.layers, fmt::format("is {}; it must be at most {}", decoder.layers, kMaxLayers));
     }

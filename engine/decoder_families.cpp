@@ -545,28 +545,36 @@ std::vector<std::int64_t> read_windows(const ConfigReader& config, const Family&
     const bool alike = family.windows == Windows::all && types != nullptr;
     if (alike && std::ranges::count(local, on && window > 0) != decoder.layers) config.not_handled("layer_types");
     if (!on || window == 0) return {};
-    for (std::size_t i = 0; types == nullptr && i < layers; ++i) {
-        switch (family.windows) {
-            case Windows::none:
-                break;
-            case Windows::all:
-                local[i] = true;
-                break;
-            case Windows::from_max_window_layers:
-                local[i] = i >= static_cast<std::size_t>(config.size("max_window_layers", 28, 0));
-                break;
-            case Windows::even:
-                local[i] = i % 2 == 0;
-                break;
-            case Windows::all_but_nth: {
-                const char* const key = config.find("sliding_window_pattern") != nullptr ? "sliding_window_pattern"
-                                                                                         : "_sliding_window_pattern";
-                local[i] = (i + 1) % static_cast<std::size_t>(config.size(key, 6)) != 0;
-                break;
+    if (types == nullptr) {
+        std::size_t first = 0;
+        std::size_t nth = 0;
+        if (family.windows == Windows::from_max_window_layers) {
+            first = static_cast<std::size_t>(config.size("max_window_layers", 28, 0));
+        } else if (family.windows == Windows::all_but_nth) {
+            const char* const key =
+                config.find("sliding_window_pattern") != nullptr ? "sliding_window_pattern" : "_sliding_window_pattern";
+            nth = static_cast<std::size_t>(config.size(key, 6));
+        }
+        for (std::size_t i = 0; i < layers; ++i) {
+            switch (family.windows) {
+                case Windows::none:
+                    break;
+                case Windows::all:
+                    local[i] = true;
+                    break;
+                case Windows::from_max_window_layers:
+                    local[i] = i >= first;
+                    break;
+                case Windows::even:
+                    local[i] = i % 2 == 0;
+                    break;
+                case Windows::all_but_nth:
+                    local[i] = (i + 1) % nth != 0;
+                    break;
+                case Windows::unrotated:
+                    local[i] = !rotated[i];
+                    break;
             }
-            case Windows::unrotated:
-                local[i] = !rotated[i];
-                break;
         }
     }
     std::vector<std::int64_t> windows(layers);

@@ -7,6 +7,7 @@
 // tokens that are not held are 0.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
@@ -187,6 +188,25 @@ class Checksum {
     XXH3_state_t state_;
 };
 
+/// Whether a position lies in one of the layer's blocks without being held.
+bool is_dead(const Layer& layer, std::int64_t position) noexcept {
+    return position >= layer.length || (position >= layer.sinks && position < layer.held_from);
+}
+
+bool has_dead(const Layer& layer, std::int64_t block) noexcept {
+    bool any = false;
+    for (std::int64_t t = 0; t < kBlock; ++t) any = any || is_dead(layer, block * kBlock + t);
+    return any;
+}
+
+/// Clears the places of such positions in one head's keys and values.
+void clear_dead(const kernels::BlockLayout& layout, const Layer& layer, std::int64_t block, std::byte* keys,
+                std::byte* values) noexcept {
+    for (std::int64_t t = 0; t < kBlock; ++t) {
+        if (is_dead(layer, block * kBlock + t)) clear_token(layout, keys, values, static_cast<std::size_t>(t));
+    }
+}
+
 template <class Put>
 void write_blocks(const KvCache::Impl& cache, const Put& put) {
     const kernels::BlockLayout layout = cache.pool->impl().layout();
@@ -195,23 +215,14 @@ void write_blocks(const KvCache::Impl& cache, const Put& put) {
     for (const Layer& layer : cache.layers) {
         for_blocks(layer, [&](std::int64_t b) {
             const Block& block = layer.blocks[b];
-            const auto dead = [&](std::int64_t position) noexcept {
-                return position >= layer.length || (position >= layer.sinks && position < layer.held_from);
-            };
-            const auto begin = b * kBlock;
-            bool whole = true;
-            for (std::int64_t t = 0; t < kBlock; ++t) whole = whole && !dead(begin + t);
+            const bool dead = has_dead(layer, b);
             for (std::size_t head = 0; head < heads; ++head) {
                 std::span<const std::byte> keys(block.keys(head), layout.values_offset());
                 std::span<const std::byte> values(block.values(head), layout.value_bytes());
-                if (!whole) {
+                if (dead) {
                     copy.assign(keys.begin(), keys.end());
                     copy.insert(copy.end(), values.begin(), values.end());
-                    for (std::int64_t t = 0; t < kBlock; ++t) {
-                        if (!dead(begin + t)) continue;
-                        clear_token(layout, copy.data(), copy.data() + layout.values_offset(),
-                                    static_cast<std::size_t>(t));
-                    }
+                    clear_dead(layout, layer, b, copy.data(), copy.data() + layout.values_offset());
                     keys = std::span(copy).first(keys.size());
                     values = std::span(copy).subspan(keys.size());
                 }
@@ -280,7 +291,8 @@ class NewLayers {
         std::size_t needed = 0;
         for (Layer& layer : layers) {
             needed += static_cast<std::size_t>(HeldBlocks(layer).count());
-            layer.blocks.reserve_for(blocks_for(layer.length), layer.held_from / kBlock);
+            // of a layer that forgets nothing, sinks lie in the queue, too
+            layer.blocks.reserve_for(blocks_for(layer.length), layer.forgets() ? layer.held_from / kBlock : 0);
         }
         std::pmr::vector<Block> taken(needed, &pool_.memory());
         pool_.take(taken);
@@ -292,20 +304,33 @@ class NewLayers {
             });
         }
     }
-    /// Fills them.
+    /// Fills them. Returns whether all places of tokens that are not held are 0, as blocks are taken and saved.
     template <class Get>
-    void read_blocks(const Get& get) {
+    bool read_blocks(const Get& get) {
+        const kernels::BlockLayout layout = pool_.layout();
         const auto heads = static_cast<std::size_t>(pool_.shape().kv_heads);
+        std::pmr::vector<std::byte> copy(&pool_.memory());
+        bool clear = true;
         for (Layer& layer : layers) {
             for_blocks(layer, [&](std::int64_t b) {
                 const Block& block = layer.blocks[b];
+                const bool dead = has_dead(layer, b);
                 for (std::size_t h = 0; h < heads; ++h) {
-                    get({block.keys(h), pool_.layout().values_offset()});
-                    get({block.values(h), pool_.layout().value_bytes()});
-                    block.nonfinite(h) = holds_nonfinite(pool_.layout(), block.values(h)) ? 1 : 0;
+                    const std::span<std::byte> keys(block.keys(h), layout.values_offset());
+                    const std::span<std::byte> values(block.values(h), layout.value_bytes());
+                    get(keys);
+                    get(values);
+                    block.nonfinite(h) = holds_nonfinite(layout, values.data()) ? 1 : 0;
+                    if (!dead) continue;
+                    copy.assign(keys.begin(), keys.end());
+                    copy.insert(copy.end(), values.begin(), values.end());
+                    clear_dead(layout, layer, b, keys.data(), values.data());
+                    clear = clear && std::ranges::equal(keys, std::span(copy).first(keys.size())) &&
+                            std::ranges::equal(values, std::span(copy).subspan(keys.size()));
                 }
             });
         }
+        return clear;
     }
 
     std::pmr::vector<Layer> layers;
@@ -381,11 +406,12 @@ std::vector<std::byte> read_all(KvCache::Impl& cache, const std::string& name, s
 
     fresh.take_blocks();
     if (sinks) sinks->take_blocks();
-    fresh.read_blocks(get);
-    if (sinks) sinks->read_blocks(get);
+    const bool clear = fresh.read_blocks(get);
+    const bool sinks_clear = !sinks || sinks->read_blocks(get);
     std::uint64_t sum = 0;
     read(std::as_writable_bytes(std::span(&sum, 1)));
     if (sum != checksum.value()) throw bad("its checksum is not that of its contents; it was damaged");
+    if (!clear || !sinks_clear) throw bad("has something in the place of a token that it does not hold");
 
     cache.reset();
     cache.layers.swap(fresh.layers);

@@ -336,6 +336,7 @@ TEST_F(DecoderFolderTest, BrokenConfigsAreNamed) {
     expect_config_refused("hidden_size", "64", bad, "hidden_size: is \"64\"");
     expect_config_refused("num_hidden_layers", 0, bad, "num_hidden_layers: is 0");
     expect_config_refused("num_hidden_layers", 1.5, bad, "num_hidden_layers: is 1.5");
+    expect_config_refused("num_hidden_layers", (1 << 17) + 1, bad, "is 131073; it must be at most 131072");
     expect_config_refused("intermediate_size", std::numeric_limits<std::uint64_t>::max(), bad, "intermediate_size");
     expect_config_refused("num_key_value_heads", 3, bad, "num_key_value_heads: is 3");
     expect_config_refused("head_dim", 5, bad, "head_dim: is 5");

@@ -10,6 +10,21 @@
 
 namespace headlong::tools {
 
+CaseFile::CaseFile(const std::string& path) : file_(path, {.map = false}) {
+    // What a case allocates is bounded by the bytes of its file, unless a tensor has none and an extent of any size.
+    constexpr std::int64_t kMost = 1024;
+    for (const FileTensor& tensor : file_.tensors()) {
+        if (!tensor.bytes.empty()) continue;
+        std::int64_t others = 1;
+        for (const std::int64_t extent : tensor.shape)
+            others *= std::clamp<std::int64_t>(extent, 1, kMost / others + 1);
+        if (others > kMost) {
+            fail(fmt::format("tensor '{}' is {}; extents beside a 0 may multiply to {}", one_line(tensor.name),
+                             describe(tensor), kMost));
+        }
+    }
+}
+
 std::optional<std::string> CaseFile::text(std::string_view key) const {
     const auto found = file_.metadata().find(key);
     if (found == file_.metadata().end()) return std::nullopt;

@@ -20,7 +20,7 @@ namespace headlong::tools {
 class CaseFile {
   public:
     /// Cases are read into memory, not mapped: a file that shrinks under us must not end the process.
-    explicit CaseFile(const std::string& path) : file_(path, {.map = false}) {}
+    explicit CaseFile(const std::string& path);
 
     const SafetensorsFile& file() const noexcept { return file_; }
     const FileTensor* find(std::string_view tensor) const noexcept { return file_.find(tensor); }

@@ -1,11 +1,12 @@
-# Sourced by tools/quickstart and tools/test: which packages of Debian the project needs, and how missing ones get
-# installed. Nothing is installed that is there already.
+# Sourced by tools/quickstart, tools/test and tools/fuzz: which packages of Debian the project needs, and how missing ones
+# get installed. Nothing is installed that is there already.
 
 build_packages=(g++ cmake ninja-build git ca-certificates
     libxsimd-dev libtbb-dev libmimalloc-dev libfmt-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev libcli11-dev libgtest-dev
     libbenchmark-dev libxxhash-dev pkgconf python3-numpy)
 docs_packages=(doxygen)
 emulator_packages=(qemu-user-static)
+fuzz_packages=(clang libclang-rt-14-dev)
 arm64_packages=(g++-aarch64-linux-gnu libtbb-dev:arm64 libfmt-dev:arm64 libpcre2-dev:arm64
     libutf8proc-dev:arm64 libgtest-dev:arm64)
 
