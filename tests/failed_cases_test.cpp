@@ -71,7 +71,7 @@ void expect_plain(const AttentionCase& c) {
     EXPECT_EQ(c.cache.values, KvType::f32);
 }
 
-TEST(Shrink, LeavesWhatTheFailureNeeds) {
+TEST(FailedCasesShrink, LeavesWhatTheFailureNeeds) {
     Random random(seed_or(20261201));
     HEADLONG_TRACE_SEED(random);
     const AttentionCase c = case_with_everything(random);
@@ -103,7 +103,7 @@ TEST(Shrink, LeavesWhatTheFailureNeeds) {
     EXPECT_EQ(heads.kv_lens, std::vector<std::int64_t>{1});
 }
 
-TEST(Shrink, KeepsTheNumbersOfWhatIsLeft) {
+TEST(FailedCasesShrink, KeepsTheNumbersOfWhatIsLeft) {
     Random random(seed_or(20261202));
     HEADLONG_TRACE_SEED(random);
     AttentionCase c = case_with_everything(random);
@@ -123,7 +123,7 @@ TEST(Shrink, KeepsTheNumbersOfWhatIsLeft) {
     EXPECT_EQ(reference::widen(small.key).values, std::vector<double>{1234.0});
 }
 
-TEST(Shrink, EndsWhereNothingMoreCanGoAndAsksAboutValidCallsOnly) {
+TEST(FailedCasesShrink, EndsWhereNothingMoreCanGoAndAsksAboutValidCallsOnly) {
     Random random(seed_or(20261203));
     HEADLONG_TRACE_SEED(random);
     for (int i = 0; i < (emulated() ? 3 : 20); ++i) {
@@ -155,7 +155,7 @@ TEST(Shrink, EndsWhereNothingMoreCanGoAndAsksAboutValidCallsOnly) {
     }
 }
 
-class FailedCase : public CommandLine {
+class FailedCasesTest : public CommandLine {
   protected:
     int verify(const std::vector<std::filesystem::path>& paths) const {
         std::string arguments = "verify --json";
@@ -169,7 +169,7 @@ class FailedCase : public CommandLine {
     mutable std::string failures_;
 };
 
-TEST_F(FailedCase, IsWrittenAsVerifyReadsIt) {
+TEST_F(FailedCasesTest, IsWrittenAsVerifyReadsIt) {
     Random random(seed_or(20261204));
     HEADLONG_TRACE_SEED(random);
     std::vector<std::filesystem::path> paths;
@@ -182,7 +182,7 @@ TEST_F(FailedCase, IsWrittenAsVerifyReadsIt) {
     EXPECT_EQ(verify(paths), 0) << failures_;
 }
 
-TEST_F(FailedCase, FailsInVerifyIfItIsWrong) {
+TEST_F(FailedCasesTest, FailsInVerifyIfItIsWrong) {
     Random random(seed_or(20261205));
     HEADLONG_TRACE_SEED(random);
     const AttentionCase c = sequence_of(case_with_everything(random), 0);
@@ -213,7 +213,7 @@ TEST_F(FailedCase, FailsInVerifyIfItIsWrong) {
     }
 }
 
-TEST_F(FailedCase, IsShrunkWrittenAndReplayed) {
+TEST_F(FailedCasesTest, IsShrunkWrittenAndReplayed) {
     Random random(seed_or(20261206));
     HEADLONG_TRACE_SEED(random);
     const AttentionCase c = case_with_everything(random);
