@@ -25,6 +25,7 @@
 
 #include "tests/support/any_tensor.hpp"
 #include "tests/support/attention_case.hpp"
+#include "tests/support/buffers.hpp"
 #include "tests/support/draw_case.hpp"
 #include "tests/support/failed_case.hpp"
 #include "tests/support/isas.hpp"
@@ -307,6 +308,7 @@ TEST(PropertiesTest, RandomCombinationsOfFeatures) {
     const std::uint64_t first = seed_or(20250000);
     const std::uint64_t draws = draws_or(emulated() ? 200 : 2000);
     const bool progress = std::getenv("HEADLONG_PROGRESS") != nullptr;  // tools/check
+    const GuardedBytes::Reuse reuse;
     std::optional<NamesDrawOfCrash> names;
     if (progress) names.emplace();
     for (std::uint64_t i = 0; i < draws && !HasFailure(); ++i) {
