@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "tests/support/isas.hpp"
 #include "tests/support/random.hpp"
 #include "tests/support/shrink.hpp"
+#include "tests/support/write_safetensors.hpp"
 
 namespace headlong::test {
 namespace {
@@ -227,6 +229,22 @@ TEST_F(FailedCasesTest, FailsInVerifyIfItIsWrong) {
     for (std::size_t i = 0; i < without.size(); ++i) {
         SCOPED_TRACE(i);
         EXPECT_EQ(verify(write_case(folder_, "without", without[i], want)), 1);
+    }
+}
+
+TEST_F(FailedCasesTest, AdditionsThatAreNotKnownAreNamed) {
+    const auto one = [](const char* name) { return tensor_to_write<float>(name, "F32", {1, 1, 1, 1}, {1.0F}); };
+    for (const auto& [key, value] : std::map<std::string, std::string>{{"attr.alignment", "sideways"},
+                                                                       {"attr.mask_keys", "first_q"},
+                                                                       {"attr.causal_offset", "1.5"},
+                                                                       {"attr.through_cache", "yes"},
+                                                                       {"atol.Y", "-1"}}) {
+        SCOPED_TRACE(key);
+        const std::string path = (folder_ / "case.safetensors").string();
+        write_safetensors(path, {one("Q"), one("K"), one("V"), one("Y")}, {{"op", "Attention"}, {key, value}});
+        const Result result = run("verify '" + path + "'");
+        EXPECT_EQ(result.code, 1);
+        EXPECT_TRUE(holds(result.out, key.substr(key.find('.') + 1)) || holds(result.out, "atol")) << result.out;
     }
 }
 
