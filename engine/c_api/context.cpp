@@ -94,8 +94,10 @@ size_t hl_context_scratch_bytes(const hl_context* context) noexcept {
 }
 
 hl_status hl_cancel_create(hl_cancel** cancel) noexcept {
-    return guard(static_cast<Core*>(nullptr),
-                 [&] { result("cancel", cancel) = std::make_unique<hl_cancel>().release(); });
+    return guard(static_cast<Core*>(nullptr), [&] {
+        hl_cancel*& made = result("cancel", cancel);  // a refusal must have made nothing
+        made = std::make_unique<hl_cancel>().release();
+    });
 }
 
 void hl_cancel_destroy(hl_cancel* cancel) noexcept { delete cancel; }

@@ -12,6 +12,7 @@
 #include "engine/reference/quantise.hpp"
 #include "tests/support/compare.hpp"
 #include "tests/support/isas.hpp"
+#include "tests/support/views.hpp"
 
 namespace headlong::test {
 
@@ -28,29 +29,8 @@ std::int64_t largest(const std::vector<std::int64_t>& lengths) noexcept {
     return lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
 }
 
-template <class Pointer>
-Pointer moved(Pointer data, DType type, std::int64_t elements) {
-    using Byte = std::conditional_t<std::is_const_v<std::remove_pointer_t<Pointer>>, const std::byte, std::byte>;
-    if (data == nullptr) return data;
-    return static_cast<Byte*>(data) + elements * static_cast<std::int64_t>(headlong::size_of(type));
-}
-
-std::size_t mask_element_size(const AttentionMask& mask) { return size_of(static_cast<Element>(mask.type)); }
-
-/// Elements [first, first + count) of one dimension of a view.
-template <class View>
-View cut(View view, std::size_t dimension, std::int64_t first, std::int64_t count) {
-    view.data = moved(view.data, view.dtype, first * view.strides[dimension]);
-    view.extents[dimension] = count;
-    return view;
-}
-
-/// One dimension of a mask, unless it is broadcast.
-void cut_mask(AttentionMask& mask, std::size_t dimension, std::int64_t first, std::int64_t count) {
-    if (mask.extents[dimension] == 1) return;
-    mask.data = static_cast<const std::byte*>(mask.data) +
-                first * mask.strides[dimension] * static_cast<std::int64_t>(mask_element_size(mask));
-    mask.extents[dimension] = count;
+const InputTensor<4>& view_of(const AttentionCase& c, Part part) {
+    return part == Part::query ? c.query : part == Part::key ? c.key : c.value;
 }
 
 /// The view of rank 3 of one sequence.
@@ -224,11 +204,7 @@ class Packed {
         for_each_index<4>(padded.extents, [&](const Extents<4>& i) {
             const auto s = static_cast<std::size_t>(i[0]);
             if (i[2] >= lengths[s]) return;
-            std::uint32_t bits = 0;
-            std::int64_t place = 0;
-            for (std::size_t d = 0; d < 4; ++d) place += i[d] * padded.strides[d];
-            std::memcpy(&bits, moved(padded.data, padded.dtype, place), size_of(element));
-            tensor_.set_bits({i[1], offsets_[s] + i[2], i[3]}, bits);
+            tensor_.set_bits({i[1], offsets_[s] + i[2], i[3]}, bits_at(padded.data, element, padded.strides, i));
         });
     }
 
@@ -479,6 +455,55 @@ AttentionCase as_stored(const AttentionCase& c) {
     stored.key = round(c.key, c.cache.keys, reference::stored_keys);
     stored.value = round(c.value, c.cache.values, reference::stored_values);
     return stored;
+}
+
+Element element_of(const AttentionCase& c, Part part) {
+    if (part == Part::mask) return element_of(c.mask->type);
+    return element_of(view_of(c, part).dtype);
+}
+
+bool is_dense(const AttentionCase& c, Part part) {
+    if (part == Part::mask) {
+        const AttentionMask& mask = *c.mask;
+        std::int64_t stride = 1;
+        for (std::size_t i = mask.rank; i-- > 0; stride *= mask.extents[i]) {
+            if (mask.strides[i] != stride) return false;
+        }
+        return true;
+    }
+    const InputTensor<4>& view = view_of(c, part);
+    return view.strides == dense_strides<4>(view.extents);
+}
+
+AttentionCase with_copy_of(const AttentionCase& c, Part part, Element element, bool dense) {
+    AttentionCase copied = c;
+    if (part == Part::mask) {
+        AttentionMask& mask = *copied.mask;
+        const auto front = static_cast<std::ptrdiff_t>(4 - mask.rank);
+        Extents<4> extents{1, 1, 1, 1};
+        Extents<4> strides{};
+        std::copy_n(mask.extents.begin(), mask.rank, extents.begin() + front);
+        std::copy_n(mask.strides.begin(), mask.rank, strides.begin() + front);
+        const AnyTensor<4>& tensor =
+            keep(copied, copy_of<4>(mask.data, element_of(mask.type), extents, strides, element, dense));
+        mask.data = tensor.data();
+        mask.type = static_cast<AttentionMask::Type>(element);
+        std::copy_n(tensor.strides().begin() + front, mask.rank, mask.strides.begin());
+        return copied;
+    }
+    const InputTensor<4>& view = view_of(c, part);
+    const AnyTensor<4>& tensor =
+        keep(copied, copy_of<4>(view.data, element_of(view.dtype), view.extents, view.strides, element, dense));
+    (part == Part::query ? copied.query : part == Part::key ? copied.key : copied.value) = tensor.input();
+    return copied;
+}
+
+AttentionCase with_own_memory(const AttentionCase& c) {
+    AttentionCase own = c;
+    for (const Part part : {Part::query, Part::key, Part::value, Part::mask}) {
+        if (part != Part::mask || c.mask) own = with_copy_of(own, part, element_of(c, part), false);
+    }
+    return own;
 }
 
 AttentionCase between_empty_sequences(const AttentionCase& c) {

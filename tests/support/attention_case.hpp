@@ -92,6 +92,14 @@ AttentionCase keys_of(const AttentionCase& c, std::int64_t first, std::int64_t c
 /// The case as a cache of its types holds it: keys and values rounded to them, by the reference, or scale * code. What
 /// other routes make of it is what caches must make of either.
 AttentionCase as_stored(const AttentionCase& c);
+/// The same case in memory of its own, laid out alike: what is written there reaches no other case.
+AttentionCase with_own_memory(const AttentionCase& c);
+/// Copies of the tensors and of the mask, if there is one, of other element types or dense.
+enum class Part : std::uint8_t { query, key, value, mask };
+AttentionCase with_copy_of(const AttentionCase& c, Part part, Element element, bool dense);
+Element element_of(const AttentionCase& c, Part part);
+/// Whether a part lies as a dense tensor does.
+bool is_dense(const AttentionCase& c, Part part);
 /// The single sequence between two that are empty: one without keys, and one with keys that nobody asks for.
 AttentionCase between_empty_sequences(const AttentionCase& c);
 
@@ -155,9 +163,9 @@ double half_ulp(DType type, double x) noexcept;
 
 /// Within the bounds, and half a unit of the output's type for its rounding.
 testing::AssertionResult agrees(const AttentionCase& c, const Outcome& got, const Expected& want);
-/// The same where a cache holds codes, and arithmetic is in integers: the root mean square of the error over the call is
-/// at most 1.5e-4 * max(1, largest |score| / 8) of the output's plus the float's bound, and no error is above ten times
-/// that, of the largest row's, plus the bounds.
+/// The same where a cache holds codes, and arithmetic is in integers: the root mean square of the error over the call
+/// is at most 1.5e-4 * max(1, largest |score| / 8) of the output's plus the float's bound, and no error is above ten
+/// times that, of the largest row's, plus the bounds.
 testing::AssertionResult agrees_in_codes(const AttentionCase& c, const Outcome& got, const Expected& want);
 /// Two outcomes within the bounds of each other, twice over: both may be off.
 testing::AssertionResult close(const AttentionCase& c, const Outcome& a, const Outcome& b, const Expected& bounds);

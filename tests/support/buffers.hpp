@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <new>
 #include <span>
 #include <string>
@@ -42,15 +43,18 @@ class GuardedBytes {
         const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
         const std::size_t inner = std::max<std::size_t>(1, (bytes + page - 1) / page) * page;
         total_ = inner + 2 * page;
-        void* map = mmap(nullptr, total_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (map == MAP_FAILED) throw std::bad_alloc();
-        map_ = static_cast<std::byte*>(map);
-        if (mprotect(map_ + page, inner, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
+        map_ = take_idle(total_);
+        if (map_ == nullptr) {
+            void* map = mmap(nullptr, total_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (map == MAP_FAILED) throw std::bad_alloc();
+            map_ = static_cast<std::byte*>(map);
+            if (mprotect(map_ + page, inner, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
+        }
         data_ = touch == Touch::end ? map_ + page + inner - bytes : map_ + page;
         size_ = bytes;
     }
     ~GuardedBytes() {
-        if (map_ != nullptr) munmap(map_, total_);
+        if (map_ != nullptr && !keep_idle(map_, total_)) munmap(map_, total_);
     }
     GuardedBytes(GuardedBytes&& other) noexcept { swap(other); }
     GuardedBytes& operator=(GuardedBytes&& other) noexcept {
@@ -61,7 +65,41 @@ class GuardedBytes {
     std::byte* data() const noexcept { return data_; }
     std::size_t size() const noexcept { return size_; }
 
+    /// While one exists, what is released is kept for the next of its size, which costs no system call: for tests that
+    /// make many, on one thread. (An access to what has been released then goes unnoticed.)
+    class Reuse {
+      public:
+        Reuse() { idle_ = &maps_; }
+        ~Reuse() {
+            idle_ = nullptr;
+            for (const auto& [total, map] : maps_) munmap(map, total);
+        }
+        Reuse(const Reuse&) = delete;
+        Reuse& operator=(const Reuse&) = delete;
+
+      private:
+        std::multimap<std::size_t, std::byte*> maps_;
+    };
+
   private:
+    static constexpr std::size_t kMostIdle = 500;
+    static constexpr std::size_t kMostIdleBytes = 1U << 20U;  ///< of each
+    static inline std::multimap<std::size_t, std::byte*>* idle_ = nullptr;
+
+    static std::byte* take_idle(std::size_t total) {
+        if (idle_ == nullptr) return nullptr;
+        const auto found = idle_->find(total);
+        if (found == idle_->end()) return nullptr;
+        std::byte* const map = found->second;
+        idle_->erase(found);
+        return map;
+    }
+    static bool keep_idle(std::byte* map, std::size_t total) {
+        if (idle_ == nullptr || idle_->size() >= kMostIdle || total > kMostIdleBytes) return false;
+        idle_->emplace(total, map);
+        return true;
+    }
+
     void swap(GuardedBytes& other) noexcept {
         std::swap(map_, other.map_);
         std::swap(data_, other.data_);

@@ -57,14 +57,18 @@ struct Problem {
     std::int64_t batch = 0, heads = 0, kv_heads = 0, q_len = 0, new_len = 0, past_len = 0, head_dim = 0, value_dim = 0;
     bool three_dimensional = false;  // Q, K, V and Y are [batch, length, heads * dim]
     bool causal = false;
+    Alignment alignment = Alignment::offset;
+    std::int64_t causal_offset = 0;
     std::int64_t window_left = -1, window_right = -1;
     std::optional<float> scale;
     float softcap = 0.0F;
+    bool mask_of_last_q = false;
+    bool through_cache = false;  // not only over plain tensors
 
     Operand query, key, value;
     std::optional<Operand> past_key, past_value, mask;
     std::vector<std::int64_t> kv_lengths;
-    std::vector<float> sinks;
+    std::vector<float> sinks, alibi_slopes;
 
     Operand output;  // as it must be
     std::optional<Operand> lse, present_key, present_value, scores;
@@ -76,7 +80,11 @@ struct Problem {
     std::int64_t kv_len() const noexcept { return past_len + new_len; }
     /// The position of a sequence's first query among the keys.
     std::int64_t offset(std::int64_t b) const {
-        return kv_lengths.empty() ? past_len : kv_lengths[static_cast<std::size_t>(b)] - q_len;
+        return alignment == Alignment::offset ? causal_offset : length(b) - q_len;
+    }
+    /// How many keys a sequence has.
+    std::int64_t length(std::int64_t b) const {
+        return kv_lengths.empty() ? kv_len() : kv_lengths[static_cast<std::size_t>(b)];
     }
 };
 
@@ -91,6 +99,7 @@ class ProblemReader {
         read_operands();
         read_attributes();
         read_optional_inputs();
+        read_alignment();
         read_expected();
         return std::move(p_);
     }
@@ -100,9 +109,11 @@ class ProblemReader {
     void check_names() {
         static constexpr std::array inputs{"Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen"};
         static constexpr std::array outputs{"Y", "present_key", "present_value", "qk_matmul_output"};
-        static constexpr std::array attributes{
-            "is_causal", "kv_num_heads",      "q_num_heads",      "qk_matmul_output_mode", "scale",
-            "softcap",   "softmax_precision", "left_window_size", "right_window_size"};
+        static constexpr std::array attributes{"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode",
+                                               "scale", "softcap", "softmax_precision", "left_window_size",
+                                               "right_window_size",
+                                               // additions
+                                               "alignment", "causal_offset", "mask_keys", "through_cache"};
         for (const char* key : {"inputs", "outputs", "extra_inputs", "extra_outputs"}) {
             for (const std::string& name : file_.list(key)) {
                 if (!name.empty()) file_.at(name);
@@ -111,7 +122,7 @@ class ProblemReader {
         for (const FileTensor& tensor : file_.file().tensors()) {
             const std::string& name = tensor.name;
             const bool known = std::ranges::count(inputs, name) + std::ranges::count(outputs, name) != 0 ||
-                               name == "sinks" || name == "lse";
+                               name == "sinks" || name == "alibi_slopes" || name == "lse";
             if (!known) not_known("tensor", name);
         }
         for (const auto& [key, value] : file_.file().metadata()) {
@@ -214,6 +225,27 @@ class ProblemReader {
         if (p_.softcap < 0.0F)
             file_.fail(fmt::format("attribute 'softcap' is {}, it must not be negative", p_.softcap));
         attribute("softmax_precision", 0, 1);  // scores and weights are float32 or better whatever it says
+        p_.through_cache = attribute("through_cache", 0, 0) != 0;
+        const std::string keys = file_.text("attr.mask_keys").value_or("all");
+        if (keys != "all" && keys != "last_q") {
+            file_.fail(fmt::format("attribute 'mask_keys' is '{}', all and last_q are allowed", one_line(keys)));
+        }
+        p_.mask_of_last_q = keys == "last_q";
+    }
+
+    /// ONNX's rule, unless the file names another one.
+    void read_alignment() {
+        const std::string name =
+            file_.text("attr.alignment").value_or(p_.kv_lengths.empty() ? "offset" : "bottom_right");
+        p_.causal_offset = file_.integer("attr.causal_offset").value_or(p_.past_len);
+        if (name == "bottom_right") {
+            p_.alignment = Alignment::bottom_right;  // of each sequence's own length
+        } else if (name == "top_left") {
+            p_.causal_offset = 0;
+        } else if (name != "offset") {
+            file_.fail(fmt::format("attribute 'alignment' is '{}', bottom_right, top_left and offset are allowed",
+                                   one_line(name)));
+        }
     }
 
     void read_optional_inputs() {
@@ -251,6 +283,10 @@ class ProblemReader {
             file_.expect_shape(*sinks, {p_.heads});
             p_.sinks = to_floats(*sinks);
         }
+        if (const FileTensor* const slopes = file_.find("alibi_slopes")) {
+            file_.expect_shape(*slopes, {p_.heads});
+            p_.alibi_slopes = to_floats(*slopes);
+        }
         read_mask();
     }
 
@@ -258,13 +294,14 @@ class ProblemReader {
         const FileTensor* const mask = file_.find("attn_mask");
         if (mask == nullptr) return;
         p_.mask = mask->type == FileType::boolean ? Operand(*mask) : floats(*mask);
-        const std::array scores{p_.batch, p_.heads, p_.q_len, p_.kv_len()};
+        const std::array scores{p_.batch, p_.heads, p_.q_len, p_.mask_of_last_q ? p_.q_len : p_.kv_len()};
         const std::size_t rank = mask->shape.size();
         bool fits = rank >= 1 && rank <= 4;
         for (std::size_t i = 0; fits && i < rank; ++i) {
             const std::int64_t extent = mask->shape[i];
             const std::int64_t whole = scores[4 - rank + i];
-            const bool keys = i + 1 == rank;  // fewer keys than there are: the others are not allowed
+            // fewer keys than there are: the others are not allowed
+            const bool keys = i + 1 == rank && !p_.mask_of_last_q;
             fits = extent == 1 || (keys ? extent <= whole : extent == whole);
         }
         if (!fits) {
@@ -405,7 +442,7 @@ std::vector<std::int64_t> count_visible_keys(const Problem& p) {
             strides[4 - rank + i] = extent == 1 ? 0 : stride;
             stride *= extent;
         }
-        if (p.mask->shape.back() != 1) mask_keys = p.mask->shape.back();
+        if (p.mask->shape.back() != 1 && !p.mask_of_last_q) mask_keys = p.mask->shape.back();
     }
     // windows of a file may be near 2^63; positions are far from it
     constexpr std::int64_t widest = std::int64_t{1} << 62;
@@ -414,7 +451,9 @@ std::vector<std::int64_t> count_visible_keys(const Problem& p) {
 
     std::vector<std::int64_t> counts;
     for (std::int64_t b = 0; b < p.batch; ++b) {
-        const std::int64_t length = p.kv_lengths.empty() ? p.kv_len() : p.kv_lengths[static_cast<std::size_t>(b)];
+        const std::int64_t length = p.length(b);
+        // what lies before the mask's first key is allowed
+        const std::int64_t mask_from = p.mask_of_last_q ? length - p.q_len : 0;
         for (std::int64_t h = 0; h < p.heads; ++h) {
             for (std::int64_t i = 0; i < p.q_len; ++i) {
                 const std::int64_t position = i + p.offset(b);
@@ -425,11 +464,12 @@ std::vector<std::int64_t> count_visible_keys(const Problem& p) {
                 if (right >= 0) end = std::min(end, position + right + 1);
                 std::int64_t count = std::max<std::int64_t>(0, end - first);
                 if (p.mask) {
-                    count = 0;
+                    const std::int64_t masked = std::max(first, mask_from);
+                    count = std::max<std::int64_t>(0, std::min(end, masked) - first);
                     const std::array row{b, h, i};
-                    std::size_t place = static_cast<std::size_t>(first) * strides[3];
+                    std::size_t place = static_cast<std::size_t>(masked - mask_from) * strides[3];
                     for (std::size_t d = 0; d < 3; ++d) place += static_cast<std::size_t>(row[d]) * strides[d];
-                    for (std::int64_t j = first; j < end; ++j, place += strides[3]) count += attend[place] ? 1 : 0;
+                    for (std::int64_t j = masked; j < end; ++j, place += strides[3]) count += attend[place] ? 1 : 0;
                 }
                 counts.push_back(count);
             }
@@ -442,17 +482,14 @@ AttentionOptions options_of(const Problem& p) {
     AttentionOptions options;
     options.scale = p.scale;
     options.causal = p.causal;  // said even where it is the default: a case through a cache may be bidirectional
-    if (p.kv_lengths.empty()) {
-        options.alignment = Alignment::offset;
-        options.causal_offset = p.past_len;
-    } else {
-        options.alignment = Alignment::bottom_right;  // of each sequence's own length
-        options.kv_lengths = p.kv_lengths;
-    }
+    options.alignment = p.alignment;
+    if (p.alignment == Alignment::offset) options.causal_offset = p.causal_offset;
+    options.kv_lengths = p.kv_lengths;
     options.window_left = p.window_left;
     options.window_right = p.window_right;
     options.softcap = p.softcap;
     options.sink_logits = p.sinks;
+    options.alibi_slopes = p.alibi_slopes;
     if (p.mask) {
         AttentionMask mask;
         mask.data = p.mask->bytes.data();
@@ -477,6 +514,7 @@ AttentionOptions options_of(const Problem& p) {
             mask.strides[i] = stride;
             stride *= mask.extents[i];
         }
+        mask.keys = p.mask_of_last_q ? AttentionMask::Keys::last_q : AttentionMask::Keys::all;
         options.mask = mask;
     }
     return options;
@@ -741,7 +779,7 @@ Outcome run(const Problem& p, Context& context, const KvTypes& types) {
     } else {
         run_plain(p, visible, context, comparison, timing);
         // values of no elements have no rows to append
-        if (p.past_key && p.value_dim > 0 && p.kv_heads > 0) {
+        if ((p.past_key || p.through_cache) && p.value_dim > 0 && p.kv_heads > 0) {
             run_cached(p, visible, context, types, comparison, timing);
         }
     }

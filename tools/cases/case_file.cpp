@@ -69,7 +69,11 @@ std::vector<std::string> CaseFile::list(std::string_view key) const {
 
 Tolerance CaseFile::tolerance(const FileTensor& expected) const {
     const double usual = expected.type == FileType::f16 || expected.type == FileType::bf16 ? 2e-3 : 1e-5;
-    const Tolerance tolerance{number("atol").value_or(usual), number("rtol").value_or(usual)};
+    // of this tensor, of the file, of the type
+    const auto written = [&](const std::string& key) {
+        return number(key + "." + expected.name).value_or(number(key).value_or(usual));
+    };
+    const Tolerance tolerance{written("atol"), written("rtol")};
     if (tolerance.absolute < 0.0 || tolerance.relative < 0.0) fail("metadata 'atol' and 'rtol' must not be negative");
     return tolerance;
 }

@@ -32,7 +32,7 @@ class CaseFile {
     std::optional<double> number(std::string_view key) const;
     std::vector<std::string> list(std::string_view key) const;
 
-    /// The file's own tolerance, otherwise that of the tensor's type.
+    /// The file's own tolerance, of this tensor (`atol.Y`) or of all (`atol`), otherwise that of the tensor's type.
     Tolerance tolerance(const FileTensor& expected) const;
 
     /// Throws BadFile unless the tensor has exactly this shape.
