@@ -197,7 +197,7 @@ TEST(ExtremesTest, MasksMayLieFarApart) {
         for (const Element element : types) {
             AnyTensor<4> elements(element, extents);
             for_each_index<4>(extents, [&](const Extents<4>& i) {
-                elements.set(i, element == Element::boolean ? random.integer(0, 1) : random.normal());
+                elements.set(i, element == Element::boolean ? (random.chance(0.5) ? 1.0 : 0.0) : random.normal());
             });
             AttentionOptions options;
             options.mask = AttentionMask::dense(elements.data(), static_cast<AttentionMask::Type>(element), extents);
