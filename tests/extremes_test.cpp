@@ -697,5 +697,750 @@ TEST(ExtremesTest, TheLastPositionIsRefusedByName) {
     EXPECT_TRUE(says(refusal([&] { last.restore(saved); }, ErrorCode::bad_file), std::to_string(length)));
 }
 
+// ------------------------------------------------------------------------------------------------ products past 2^63
+
+/// What goes wrong with a view: which of its numbers, in which dimension, is named.
+template <std::size_t Rank>
+struct BadView {
+    Extents<Rank> extents;
+    Extents<Rank> strides;
+    std::int64_t named;
+};
+
+/// Every way in which a valid view of extents 2 and more may leave 64 bits: a stride that does alone, one that does in
+/// bytes, one that does together with the others, the most negative, and extents whose product does.
+template <std::size_t Rank>
+std::vector<BadView<Rank>> bad_views(const Extents<Rank>& extents, const Extents<Rank>& strides, std::size_t bytes) {
+    std::vector<BadView<Rank>> all;
+    for (std::size_t d = 0; d < Rank; ++d) {
+        const std::int64_t steps = extents[d] - 1;
+        const std::int64_t in_bytes = kMax / static_cast<std::int64_t>(bytes) / steps;
+        for (const std::int64_t stride :
+             {kMax, -kMax, std::numeric_limits<std::int64_t>::min(), kMax / steps, in_bytes, -in_bytes}) {
+            BadView<Rank> bad{extents, strides, stride};
+            bad.strides[d] = stride;
+            all.push_back(bad);
+        }
+    }
+    return all;
+}
+
+TEST(ExtremesTest, StridesPast64BitsAreRefusedByNameAndValue) {
+    Context& context = shared_context(available_isas().back());
+    Random random(seed_or(711));
+    const Extents<4> extents{2, 2, 3, 4};
+    const AnyTensor<4> query = normal_tensor<4>(Element::f32, extents, random);
+    const AnyTensor<4> key = normal_tensor<4>(Element::f32, extents, random);
+    const AnyTensor<4> value = normal_tensor<4>(Element::f32, extents, random);
+    const AnyTensor<4> output(Element::f32, extents);
+    const AnyTensor<3> lse(Element::f32, {2, 2, 3});
+    const AnyTensor<4> scores(Element::f32, {2, 2, 3, 3});
+    const auto refused = [](const char* name, std::int64_t named, const auto& call) {
+        const std::string message = refusal(call);
+        EXPECT_TRUE(says(message, name));
+        EXPECT_TRUE(says(message, std::to_string(named)));
+        EXPECT_TRUE(says(message, "64-bit"));
+    };
+    const auto bent = [](auto view, const auto& bad) {
+        view.extents = bad.extents;
+        view.strides = bad.strides;
+        return view;
+    };
+    for (const auto& bad : bad_views<4>(extents, query.strides(), 4)) {
+        SCOPED_TRACE(bad.named);
+        refused("query", bad.named, [&] {
+            attend(context, bent(query.input(), bad), key.input(), value.input(), {}, output.output(), lse.output());
+        });
+        refused("query", bad.named, [&] {
+            attention_scores(context, bent(query.input(), bad), key.input(), {}, ScoreStage::masked, scores.output());
+        });
+        refused("key", bad.named, [&] {
+            attend(context, query.input(), bent(key.input(), bad), value.input(), {}, output.output(), lse.output());
+        });
+        refused("value", bad.named, [&] {
+            attend(context, query.input(), key.input(), bent(value.input(), bad), {}, output.output(), lse.output());
+        });
+        refused("output", bad.named, [&] {
+            attend(context, query.input(), key.input(), value.input(), {}, bent(output.output(), bad), lse.output());
+        });
+        const AttentionPart part{bent(query.input(), bad),
+                                 InputTensor<3>{lse.data(), DType::f32, {2, 2, 3}, {6, 3, 1}}};
+        refused("part: output", bad.named, [&] { merge(context, std::span(&part, 1), output.output()); });
+        const AttentionPart good{query.input(), part.lse};
+        refused("output", bad.named, [&] { merge(context, std::span(&good, 1), bent(output.output(), bad)); });
+    }
+    for (const auto& bad : bad_views<4>({2, 2, 3, 3}, scores.strides(), 4)) {
+        refused("scores", bad.named, [&] {
+            attention_scores(context, query.input(), key.input(), {}, ScoreStage::masked, bent(scores.output(), bad));
+        });
+        AttentionOptions options;  // (a mask's booleans are bytes: its strides may reach four times as far)
+        options.mask = AttentionMask::dense(scores.data(), AttentionMask::Type::f32, bad.extents);
+        options.mask->strides = bad.strides;
+        refused("mask", bad.named,
+                [&] { attend(context, query.input(), key.input(), value.input(), options, output.output()); });
+    }
+    for (const auto& bad : bad_views<3>({2, 2, 3}, lse.strides(), 4)) {
+        refused("lse", bad.named, [&] {
+            attend(context, query.input(), key.input(), value.input(), {}, output.output(), bent(lse.output(), bad));
+        });
+    }
+    EXPECT_TRUE(output.untouched());
+    EXPECT_TRUE(lse.untouched());
+    EXPECT_TRUE(scores.untouched());
+
+    const Extents<3> rows{2, 3, 4};
+    const AnyTensor<3> row = normal_tensor<3>(Element::f32, rows, random);
+    const AnyTensor<3> out(Element::f32, rows);
+    KvCacheOptions options;
+    options.shape = {.kv_heads = 2, .head_dim = 4, .value_dim = 4};
+    KvCache cache(options);
+    cache.append(context, 0, row.input(), row.input());
+    const std::vector<std::int64_t> offsets{0, 3};
+    for (const auto& bad : bad_views<3>(rows, row.strides(), 4)) {
+        SCOPED_TRACE(bad.named);
+        const InputTensor<3> in = bent(row.input(), bad);
+        const OutputTensor<3> to = bent(out.output(), bad);
+        refused("keys", bad.named, [&] { cache.append(context, 0, in, row.input()); });
+        refused("values", bad.named, [&] { cache.append(context, 0, row.input(), in); });
+        refused("keys", bad.named, [&] { cache.read_back(0, 0, to, out.output()); });
+        refused("values", bad.named, [&] { cache.read_back(0, 0, out.output(), to); });
+        const auto cached = [&](const InputTensor<3>& q, const OutputTensor<3>& o) {
+            const CachedQuery one{.query = q, .cache = &cache, .output = o};
+            attend(context, std::span(&one, 1));
+        };
+        refused("query", bad.named, [&] { cached(in, out.output()); });
+        refused("output", bad.named, [&] { cached(row.input(), to); });
+        const auto paged = [&](const KvPage& page) {
+            const PagedQuery one{.query = row.input(), .pages = {&page, 1}, .output = out.output()};
+            attend(context, std::span(&one, 1));
+        };
+        refused("key", bad.named, [&] { paged({in, row.input()}); });
+        refused("value", bad.named, [&] { paged({row.input(), in}); });
+        const auto packed = [&](const InputTensor<3>& q, const InputTensor<3>& k, const InputTensor<3>& v,
+                                const OutputTensor<3>& o) { attend_packed(context, q, k, v, offsets, offsets, {}, o); };
+        const InputTensor<3> good = row.input();
+        refused("query", bad.named, [&] { packed(in, good, good, out.output()); });
+        refused("key", bad.named, [&] { packed(good, in, good, out.output()); });
+        refused("value", bad.named, [&] { packed(good, good, in, out.output()); });
+        refused("output", bad.named, [&] { packed(good, good, good, to); });
+        refused("rows", bad.named, [&] { rotate(context, Rotary({.head_dim = 4}), in, 0, out.output()); });
+        refused("out", bad.named, [&] { rotate(context, Rotary({.head_dim = 4}), good, 0, to); });
+    }
+    EXPECT_TRUE(out.untouched());
+    EXPECT_EQ(cache.length(), 3);
+}
+
+// Strides of 0, so that the memory is there: what is refused is the size.
+TEST(ExtremesTest, ExtentsPastTheirLimitsAreRefusedByNameAndValue) {
+    Context& context = shared_context(available_isas().back());
+    const float one = 1.0F;
+    float out = 7.0F;
+    const auto in = [&](const Extents<4>& extents) { return InputTensor<4>{&one, DType::f32, extents, {}}; };
+    const auto to = [&](const Extents<4>& extents) {
+        return OutputTensor<4>{&out, DType::f32, extents, dense_strides<4>(extents)};
+    };
+    const auto refused = [&](const Extents<4>& query, const Extents<4>& key, std::int64_t value_dim,
+                             const std::vector<std::string>& words) {
+        Extents<4> value = key;
+        value[3] = value_dim;
+        Extents<4> output = query;
+        output[3] = value_dim;
+        const std::string message =
+            refusal([&] { attend(context, in(query), in(key), in(value), {}, to(output), {}); });
+        for (const std::string& word : words) EXPECT_TRUE(says(message, word));
+        EXPECT_EQ(out, 7.0F);
+    };
+    // (of no rows, or of no columns: nothing else is wrong with them)
+    refused({two_to(32) + 1, 1, 0, 1}, {two_to(32) + 1, 1, 1, 1}, 1, {"batch is 4294967297", "4294967296"});
+    refused({1, two_to(20) + 1, 1, 1}, {1, 1, 1, 1}, 0, {"query: heads is 1048577", "1048576"});
+    refused({1, 0, 1, 1}, {1, two_to(20) + 1, 1, 1}, 1, {"key: heads is 1048577", "1048576"});
+    refused({1, 1, 1, two_to(20) + 1}, {1, 1, 1, two_to(20) + 1}, 1, {"head_dim is 1048577", "1048576"});
+    refused({1, 1, 0, 1}, {1, 1, 1, 1}, two_to(20) + 1, {"value_dim is 1048577", "1048576"});
+    refused({1, 1, two_to(48) + 1, 1}, {1, 1, 1, 1}, 0, {"query: length is 281474976710657", "281474976710656"});
+    refused({1, 1, 1, 1}, {1, 1, two_to(48) + 1, 1}, 1, {"key: length is 281474976710657", "281474976710656"});
+    // each within its limits, the product not
+    refused({two_to(16), two_to(20), two_to(27), 1}, {two_to(16), 1, 1, 1}, 0, {"query: extent 134217728", "64-bit"});
+    refused({two_to(16), 1, 1, 1}, {two_to(16), two_to(20), two_to(27), 1}, 0, {"key: extent 134217728", "64-bit"});
+    refused({1, two_to(20), 1, 1}, {1, two_to(20), two_to(24), 1}, two_to(20), {"value: extent 1048576", "64-bit"});
+
+    // pages whose lengths are fine, one by one
+    const std::vector<KvPage> pages(3, {InputTensor<3>{&one, DType::f32, {1, two_to(47), 1}, {}},
+                                        InputTensor<3>{&one, DType::f32, {1, two_to(47), 1}, {}}});
+    const PagedQuery paged{
+        .query = {&one, DType::f32, {1, 1, 1}, {}}, .pages = pages, .output = {&out, DType::f32, {1, 1, 1}, {1, 1, 1}}};
+    EXPECT_TRUE(says(refusal([&] { attend(context, std::span(&paged, 1)); }), "key: length is 422212465065984"));
+
+    KvCacheOptions options;
+    options.shape = {.kv_heads = two_to(20), .head_dim = two_to(20), .value_dim = two_to(20)};
+    options.layers = two_to(10);
+    const std::string message =
+        refusal([&] { static_cast<void>(KvCache::estimate_bytes(options, two_to(40))); }, ErrorCode::out_of_memory);
+    EXPECT_TRUE(says(message, "1099511627776 tokens"));
+    EXPECT_EQ(KvCache::estimate_bytes(options, 0), 0U);
+    options.layers = 1;
+    EXPECT_EQ(KvCache::estimate_bytes(options, 1), static_cast<std::size_t>(two_to(20 + 6)) * 8 * two_to(20))
+        << "64 tokens of 2^20 heads of 2 x 2^20 floats";
+}
+
+/// Gives out no more than it is told: a machine with less memory than a call asks for.
+class SmallResource final : public std::pmr::memory_resource {
+  public:
+    explicit SmallResource(std::size_t most) : most_(most) {}
+    std::size_t largest() const { return largest_; }
+
+  private:
+    void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+        largest_ = std::max(largest_, bytes);
+        if (bytes > most_) throw std::bad_alloc();
+        return std::pmr::new_delete_resource()->allocate(bytes, alignment);
+    }
+    void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
+        std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment);
+    }
+    bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override { return this == &other; }
+
+    std::size_t most_;
+    std::size_t largest_ = 0;
+};
+
+// The largest that every limit allows, with strides of 0: what it takes is counted right, and refused.
+TEST(ExtremesTest, TheLargestCallsAskForWhatTheyNeed) {
+    const float one = 1.0F;
+    const auto in = [&](const Extents<4>& extents) { return InputTensor<4>{&one, DType::f32, extents, {}}; };
+    struct Call {
+        Extents<4> query, key;
+        std::int64_t value_dim;
+        std::size_t least;  ///< bytes that it must ask for
+    };
+    const std::vector<Call> calls{
+        // a sequence of a batch takes some hundred bytes
+        {{two_to(32), 1, 1, 1}, {two_to(32), 1, 1, 1}, 1, static_cast<std::size_t>(two_to(32 + 8))},
+        // a group of 2^20 heads of 2^20 columns are the rows of one position
+        {{1, two_to(20), 1, two_to(20)}, {1, 1, 1, two_to(20)}, 1, static_cast<std::size_t>(two_to(40 + 2))},
+        {{1, two_to(20), 1, 1}, {1, 1, 1, 1}, two_to(20), static_cast<std::size_t>(two_to(40 + 2))},
+        {{1, 1, 1, two_to(20)}, {1, 1, 1, two_to(20)}, two_to(20), static_cast<std::size_t>(two_to(20 + 9 + 3))},
+        // row blocks of 2048 rows each take 56 bytes
+        {{1, 1, two_to(48), 1}, {1, 1, 1, 1}, 1, static_cast<std::size_t>(two_to(48 - 11 + 5))},
+        {{1, two_to(10), two_to(48), 1}, {1, two_to(10), 1, 1}, 1, static_cast<std::size_t>(two_to(48 - 11 + 5))},
+    };
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+        for (const std::size_t threads : {1U, 2U}) {
+            SCOPED_TRACE("call " + std::to_string(i) + ", threads " + std::to_string(threads));
+            SmallResource memory(std::size_t{1} << 28);
+            const auto context = make_context(available_isas().back(), threads, &memory);
+            const Call& call = calls[i];
+            Extents<4> value = call.key;
+            value[3] = call.value_dim;
+            Extents<4> output = call.query;
+            output[3] = call.value_dim;
+            float nothing = 7.0F;
+            const OutputTensor<4> out{&nothing, DType::f32, output, dense_strides<4>(output)};
+            const std::string message = refusal(
+                [&] { attend(*context, in(call.query), in(call.key), in(value), {}, out); }, ErrorCode::out_of_memory);
+            EXPECT_TRUE(says(message, "attend"));
+            EXPECT_GE(memory.largest(), call.least);
+            EXPECT_LT(memory.largest(), call.least << 8);
+            EXPECT_EQ(nothing, 7.0F);
+        }
+    }
+}
+
+// What lengths cut off is never read, and may lie anywhere.
+TEST(ExtremesTest, WhatIsNeverReadMayLieAtTheEndOfTheAddressSpace) {
+    Context& context = shared_context(available_isas().back());
+    Random random(seed_or(712));
+    const AnyTensor<4> query = normal_tensor<4>(Element::f32, {1, 1, 2, 4}, random);
+    const AnyTensor<4> key = normal_tensor<4>(Element::f32, {1, 1, 1, 4}, random);
+    const AnyTensor<4> value = normal_tensor<4>(Element::f32, {1, 1, 1, 4}, random);
+    const AnyTensor<4> output(Element::f32, {1, 1, 2, 4});
+    const std::int64_t live = 1;
+    AttentionOptions options;
+    options.kv_lengths = {&live, 1};
+    InputTensor<4> far_key = key.input();
+    far_key.extents[2] = 2;
+    far_key.strides[2] = kMax / 4 - 4;
+    InputTensor<4> far_value = value.input();
+    far_value.extents[2] = 2;
+    far_value.strides[2] = -(kMax / 4 - 4);
+    attend(context, query.input(), far_key, far_value, options, output.output());
+    for (std::int64_t i = 0; i < 2; ++i) {
+        for (std::int64_t d = 0; d < 4; ++d) EXPECT_EQ(output.bits({0, 0, i, d}), value.bits({0, 0, 0, d}));
+    }
+}
+
+// --------------------------------------------------------------------------------------------------- zero everywhere
+
+// Every set of extents that may be 0, on every road.
+TEST(ExtremesTest, ZeroInEveryPlaceAndInSeveral) {
+    Context& context = shared_context(available_isas().back(), 2);
+    constexpr std::int64_t kBatch = 2, kHeads = 2, kQ = 3, kKv = 4, kDim = 5, kValueDim = 6;
+    const std::vector<float> numbers(1024, 1.0F);
+    const std::vector<float> slopes(static_cast<std::size_t>(kHeads), 0.5F);
+    const std::vector<float> logits{1.5F, -kInfinity};
+    for (unsigned zeros = 0; zeros < 64; ++zeros) {
+        for (const bool with_features : {false, true}) {
+            const auto or_zero = [&](unsigned bit, std::int64_t extent) {
+                return (zeros >> bit & 1U) != 0 ? 0 : extent;
+            };
+            const std::int64_t batch = or_zero(0, kBatch);
+            const std::int64_t heads = or_zero(1, kHeads);
+            const std::int64_t q_len = or_zero(2, kQ);
+            const std::int64_t kv_len = or_zero(3, kKv);
+            const std::int64_t value_dim = or_zero(4, kValueDim);
+            const std::int64_t kv_heads = or_zero(5, kHeads);
+            SCOPED_TRACE("zeros " + std::to_string(zeros) + (with_features ? ", features" : ""));
+            AttentionOptions options;
+            options.causal = false;
+            if (with_features) {
+                options.window_left = 0;
+                options.alibi_slopes = std::span(slopes).first(static_cast<std::size_t>(heads));
+                options.sink_logits = std::span(logits).first(static_cast<std::size_t>(heads));
+                const std::int64_t extents[4] = {batch, heads, q_len, kv_len};
+                options.mask = AttentionMask::dense(numbers.data(), AttentionMask::Type::f32, extents);
+            }
+            /// Views without elements have no memory.
+            const auto in = [&]<std::size_t Rank>(const Extents<Rank>& extents) {
+                const bool empty = std::find(extents.begin(), extents.end(), 0) != extents.end();
+                return InputTensor<Rank>::dense(empty ? nullptr : numbers.data(), extents);
+            };
+            std::vector<float> out(1024, 7.0F);
+            std::vector<float> lse(1024, 7.0F);
+            const auto to = [&]<std::size_t Rank>(std::vector<float>& memory, const Extents<Rank>& extents) {
+                return OutputTensor<Rank>::dense(memory.data(), extents);
+            };
+            /// Rows without keys are 0 and -infinity, or the sink's; others are of equal values; nothing else is
+            /// written.
+            const auto check = [&](std::int64_t sequences) {
+                const auto rows = static_cast<std::size_t>(sequences * heads * q_len);
+                const auto columns = static_cast<std::size_t>(value_dim);
+                EXPECT_TRUE(std::all_of(out.begin() + static_cast<std::ptrdiff_t>(rows * columns), out.end(),
+                                        [](float x) { return x == 7.0F; }));
+                EXPECT_TRUE(std::all_of(lse.begin() + static_cast<std::ptrdiff_t>(rows), lse.end(),
+                                        [](float x) { return x == 7.0F; }));
+                for (std::size_t row = 0; row < rows; ++row) {
+                    const std::size_t head = row / static_cast<std::size_t>(q_len) % static_cast<std::size_t>(heads);
+                    if (kv_len == 0) {
+                        EXPECT_EQ(lse[row], with_features ? logits[head] : -kInfinity);
+                    } else {
+                        EXPECT_TRUE(std::isfinite(lse[row]));
+                        EXPECT_NE(lse[row], 7.0F);
+                    }
+                    for (std::size_t c = 0; c < columns; ++c) {
+                        const float x = out[row * columns + c];
+                        if (kv_len == 0) {
+                            EXPECT_EQ(x, 0.0F);
+                        } else if (!with_features) {
+                            EXPECT_NEAR(x, 1.0F, 1e-6F);
+                        } else {
+                            EXPECT_GT(x, 0.0F);
+                            EXPECT_LT(x, 1.0F + 1e-6F);
+                        }
+                    }
+                }
+                std::fill(out.begin(), out.end(), 7.0F);
+                std::fill(lse.begin(), lse.end(), 7.0F);
+            };
+            const auto plain = [&] {
+                attend(context, in(Extents<4>{batch, heads, q_len, kDim}),
+                       in(Extents<4>{batch, kv_heads, kv_len, kDim}),
+                       in(Extents<4>{batch, kv_heads, kv_len, value_dim}), options,
+                       to(out, Extents<4>{batch, heads, q_len, value_dim}), to(lse, Extents<3>{batch, heads, q_len}));
+            };
+            if (kv_heads == 0 && heads != 0) {
+                EXPECT_TRUE(says(refusal(plain), "2 heads; they must be a multiple of the 0 KV heads"));
+                continue;
+            }
+            plain();
+            check(batch);
+            // a score is a pair's: -infinity or finite, and none where there is no key
+            std::vector<float> scores(1024, 7.0F);
+            attention_scores(context, in(Extents<4>{batch, heads, q_len, kDim}),
+                             in(Extents<4>{batch, kv_heads, kv_len, kDim}), options, ScoreStage::weights,
+                             to(scores, Extents<4>{batch, heads, q_len, kv_len}));
+            EXPECT_EQ(std::count_if(scores.begin(), scores.end(), [](float x) { return x != 7.0F; }),
+                      batch * heads * q_len * kv_len);
+
+            const AttentionPart part{in(Extents<4>{batch, heads, q_len, value_dim}),
+                                     in(Extents<3>{batch, heads, q_len})};
+            merge(context, std::span(&part, 1), to(out, Extents<4>{batch, heads, q_len, value_dim}),
+                  to(lse, Extents<3>{batch, heads, q_len}));
+            EXPECT_EQ(std::count(lse.begin(), lse.end(), 1.0F), batch * heads * q_len);
+            EXPECT_EQ(std::count(out.begin(), out.end(), 1.0F), batch * heads * q_len * value_dim);
+            std::fill(out.begin(), out.end(), 7.0F);
+            std::fill(lse.begin(), lse.end(), 7.0F);
+
+            // one sequence on the other roads
+            if (with_features) options.mask.reset();
+            const KvPage page{in(Extents<3>{kv_heads, kv_len, kDim}), in(Extents<3>{kv_heads, kv_len, value_dim})};
+            const std::vector<KvPage> pages(zeros % 3 + 1, page);
+            const std::vector<std::int64_t> live{kv_len};
+            options.kv_lengths = live;
+            const PagedQuery paged{.query = in(Extents<3>{heads, q_len, kDim}),
+                                   .pages = pages,
+                                   .output = to(out, Extents<3>{heads, q_len, value_dim}),
+                                   .lse = to(lse, Extents<2>{heads, q_len})};
+            attend(context, std::span(&paged, 1), options);
+            check(1);
+            options.kv_lengths = {};
+            // (a batch of 0 is a list of no sequences)
+            std::vector<std::int64_t> query_offsets{0};
+            std::vector<std::int64_t> key_offsets{0};
+            if (batch > 0) {
+                query_offsets = {0, 0, q_len, q_len};
+                key_offsets = {0, 0, kv_len, kv_len};
+            }
+            attend_packed(context, in(Extents<3>{heads, q_len, kDim}), in(Extents<3>{kv_heads, kv_len, kDim}),
+                          in(Extents<3>{kv_heads, kv_len, value_dim}), query_offsets, key_offsets, options,
+                          to(out, Extents<3>{heads, q_len, value_dim}), to(lse, Extents<2>{heads, q_len}));
+            if (batch > 0) {
+                check(1);
+            } else {
+                EXPECT_EQ(std::count(out.begin(), out.end(), 7.0F), 1024) << "rows behind the last offset";
+            }
+            if (kv_heads == 0) continue;  // a cache has some
+            KvCacheOptions cache_options;
+            cache_options.shape = {.kv_heads = kv_heads, .head_dim = kDim, .value_dim = value_dim};
+            KvCache cache(cache_options);
+            cache.append(context, 0, page.key, page.value);
+            cache.append(context, 0, in(Extents<3>{kv_heads, 0, kDim}), in(Extents<3>{kv_heads, 0, value_dim}));
+            EXPECT_EQ(cache.length(), kv_len);
+            const CachedQuery cached{.query = paged.query, .cache = &cache, .output = paged.output, .lse = paged.lse};
+            attend(context, std::span(&cached, 1), options);
+            check(1);
+            options.alignment = Alignment::bottom_right;
+            const KvCache empty(cache_options);
+            const CachedQuery after_prefix{
+                .query = paged.query, .cache = &empty, .output = paged.output, .lse = paged.lse};
+            attend_shared_prefix(context, cache, std::span(&after_prefix, 1), options);
+            check(1);
+        }
+    }
+}
+
+TEST(ExtremesTest, EmptyCachesDoEverything) {
+    Context& context = shared_context(available_isas().back(), 2);
+    const Rotary rotary({.head_dim = 4});
+    for (const TypesCase& types : all_kv_types()) {
+        for (const bool ring : {false, true}) {
+            KvCacheOptions options;
+            options.shape = {.kv_heads = 2,
+                             .head_dim = 4,
+                             .value_dim = 0,
+                             .key_type = types.types.keys,
+                             .value_type = types.types.values};
+            options.layers = 2;
+            options.capacity = 1;
+            options.ring = ring;
+            options.rotary = rotary;
+            KvCache cache(options);
+            const auto nothing = InputTensor<3>::dense(nullptr, {2, 0, 4});
+            const auto no_values = InputTensor<3>::dense(nullptr, {2, 0, 0});
+            cache.append(context, 0, nothing, no_values);
+            cache.append(context, 1, nothing, no_values);
+            cache.reserve(0);
+            cache.truncate(0);
+            cache.discard_unfinished();
+            cache.read_back(1, 0, {}, {});
+            EXPECT_EQ(cache.length(), 0);
+            EXPECT_EQ(cache.used_bytes(), 0U);
+            KvCache fork = cache.fork();
+            std::vector<std::byte> saved(fork.saved_bytes());
+            fork.save(saved);
+            EXPECT_TRUE(cache.restore(saved).empty());
+            cache.reset();
+            KvCache::reorder({}, {});
+            // one token, whose value has no elements: its lse is all that there is
+            const std::vector<float> key(8, 1.0F);
+            const auto values = InputTensor<3>::dense(nullptr, {2, 1, 0});
+            cache.append(context, 1, InputTensor<3>::dense(key.data(), {2, 1, 4}), values);
+            float lse[2] = {7.0F, 7.0F};
+            const CachedQuery q{.query = InputTensor<3>::dense(key.data(), {2, 1, 4}),
+                                .cache = &cache,
+                                .layer = 1,
+                                .output = OutputTensor<3>::dense(nullptr, {2, 1, 0}),
+                                .lse = OutputTensor<2>::dense(lse, {2, 1})};
+            attend(context, std::span(&q, 1));
+            EXPECT_NEAR(lse[0], 2.0F, 1e-2F) << types.name();  // of codes of 4 bits
+            EXPECT_EQ(lse[0], lse[1]);
+        }
+    }
+}
+
+// -------------------------------------------------------------------------------------------------- the smallest rings
+
+// All but one of the places are sinks, or there is only one: a query sees the sinks and itself.
+TEST(ExtremesTest, RingsOfOnePlaceBesideTheirSinks) {
+    const TokenRows rows;
+    HEADLONG_FOR_EACH_ISA(isa) {
+        if (left_to_native_tests(isa)) continue;
+        const auto context = make_context(isa, 1);
+        for (const std::int64_t capacity : {1, 2, 64, 65, 66, 512, 513, 514}) {
+            if (emulated() && capacity > 66) continue;
+            for (const std::int64_t chunk : {std::int64_t{1}, std::int64_t{7}}) {
+                SCOPED_TRACE("capacity " + std::to_string(capacity) + ", chunks of " + std::to_string(chunk));
+                const std::int64_t sinks = capacity - 1;
+                const auto count = static_cast<std::size_t>(sinks + 150);
+                const Tokens tokens = tokens_up_to(count);
+                KvCacheOptions options = ring_options(rows, {}, capacity, sinks);
+                options.max_chunk = chunk;
+                KvCache cache(options);
+                for (std::size_t t = 0; t < count;) {
+                    const std::size_t n = std::min<std::size_t>(static_cast<std::size_t>(chunk), count - t);
+                    rows.append(*context, cache, tokens, t, n, 0);
+                    t += n;
+                    const bool shown =
+                        t == n || t + 9 > count ||
+                        (static_cast<std::int64_t>(t) >= sinks && static_cast<std::int64_t>(t) < sinks + 9);
+                    if (!shown) continue;
+                    const Tokens so_far(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(t));
+                    const std::vector<float> got = rows.attend(*context, cache, so_far, n, 0);
+                    for (std::size_t i = 0; i < n; ++i) {
+                        // the sinks up to the query's own position, and itself
+                        const std::size_t position = t - n + i;
+                        Tokens seen(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(std::min(
+                                                                         position, static_cast<std::size_t>(sinks))));
+                        seen.push_back(tokens[position]);
+                        const auto keys = static_cast<std::int64_t>(seen.size());
+                        const auto dense = [&](TokenRows::Kind kind, std::int64_t heads, std::int64_t dim,
+                                               std::size_t first, std::int64_t length) {
+                            const std::vector<float> x =
+                                rows.rows(seen, first, static_cast<std::size_t>(length), 0, kind);
+                            return reference::widen(InputTensor<4>{
+                                x.data(), DType::f32, {1, heads, length, dim}, {0, dim, heads * dim, 1}});
+                        };
+                        const reference::AttentionResult want = reference::attention(
+                            dense(TokenRows::Kind::query, rows.heads(), rows.head_dim, seen.size() - 1, 1),
+                            dense(TokenRows::Kind::key, rows.kv_heads, rows.head_dim, 0, keys),
+                            dense(TokenRows::Kind::value, rows.kv_heads, rows.value_dim, 0, keys));
+                        const auto columns = static_cast<std::size_t>(rows.heads() * rows.value_dim);
+                        const auto begin = got.begin() + static_cast<std::ptrdiff_t>(i * columns);
+                        const std::vector<float> row(begin, begin + static_cast<std::ptrdiff_t>(columns));
+                        EXPECT_TRUE(within(row, want.output, output_tolerance(want.magnitudes))) << position;
+                    }
+                }
+                EXPECT_LE(cache.reserved_bytes(), KvCache::estimate_bytes(options, static_cast<std::int64_t>(count)));
+            }
+        }
+    }
+}
+
+TEST(ExtremesTest, ACacheOfOneToken) {
+    const TokenRows rows;
+    const Tokens tokens = tokens_up_to(2);
+    Context& context = shared_context(available_isas().back());
+    KvCacheOptions options;
+    options.shape = rows.shape({});
+    options.capacity = 1;
+    options.max_chunk = 1;
+    KvCache cache(options);
+    for (int life = 0; life < 3; ++life) {
+        rows.append(context, cache, tokens, 0, 1, 0);
+        const std::vector<float> out = rows.attend(context, cache, {tokens[0]}, 1, 0);
+        const std::vector<float> value = rows.rows(tokens, 0, 1, 0, TokenRows::Kind::value);
+        for (std::int64_t h = 0; h < rows.heads(); ++h) {
+            EXPECT_TRUE(same_bits(out.data() + h * rows.value_dim, value.data() + h / rows.group * rows.value_dim,
+                                  static_cast<std::size_t>(rows.value_dim)));
+        }
+        EXPECT_TRUE(says(refusal([&] { rows.append(context, cache, tokens, 1, 1, 0); }, ErrorCode::out_of_memory),
+                         "1 tokens after 1 exceed the cache's capacity of 1"));
+        EXPECT_TRUE(says(refusal([&] { rows.append(context, cache, tokens, 0, 2, 0); }, ErrorCode::out_of_memory),
+                         "2 tokens after 1"));
+        if (life == 0) cache.truncate(0);
+        if (life == 1) cache.reset();
+    }
+    options.sink_tokens = 1;
+    EXPECT_TRUE(says(refusal([&] { const KvCache bad(options); }), "sink_tokens is 1; allowed: 0 to 0"));
+}
+
+// -------------------------------------------------------------------------------------------------- a million
+// sequences
+
+/// What one query of one head of two elements makes of `count` keys.
+void attend_by_hand(const float* query, const float* keys, const float* values, std::int64_t count, double* out) {
+    double sum = 0.0;
+    out[0] = out[1] = 0.0;
+    for (std::int64_t j = 0; j < count; ++j) {
+        const double score = (static_cast<double>(query[0]) * static_cast<double>(keys[2 * j]) +
+                              static_cast<double>(query[1]) * static_cast<double>(keys[2 * j + 1])) /
+                             std::sqrt(2.0);
+        const double weight = std::exp(score);
+        sum += weight;
+        for (int d = 0; d < 2; ++d) out[d] += weight * static_cast<double>(values[2 * j + d]);
+    }
+    if (count == 0) return;
+    out[0] /= sum;
+    out[1] /= sum;
+}
+
+TEST(ExtremesTest, AMillionSequencesInOneCall) {
+    const std::int64_t count = emulated() ? 3000 : 1000000;
+    SmallResource memory(std::size_t{1} << 30);
+    const auto context = make_context(available_isas().back(), 2, &memory);
+    Random random(seed_or(721));
+    HEADLONG_TRACE_SEED(random);
+    // of 0, 1 and 2 queries over 0 to 3 keys, in no order
+    std::vector<std::int64_t> query_offsets{0};
+    std::vector<std::int64_t> key_offsets{0};
+    for (std::int64_t s = 0; s < count; ++s) {
+        const std::uint64_t bits = random.bits();
+        query_offsets.push_back(query_offsets.back() + static_cast<std::int64_t>(bits % 7 % 3));
+        key_offsets.push_back(key_offsets.back() + static_cast<std::int64_t>(bits >> 20U & 3U));
+    }
+    const std::int64_t rows = query_offsets.back();
+    const std::int64_t keys = key_offsets.back();
+    std::uint64_t state = random.bits();
+    const auto numbers = [&](std::int64_t n) {
+        std::vector<float> x(static_cast<std::size_t>(n));
+        for (float& y : x) {
+            state = state * 6364136223846793005U + 1442695040888963407U;
+            y = static_cast<float>(state >> 40U) * 0x1p-23F - 1.0F;
+        }
+        return x;
+    };
+    const std::vector<float> query = numbers(2 * rows);
+    const std::vector<float> key = numbers(2 * keys);
+    const std::vector<float> value = numbers(2 * keys);
+    std::vector<float> out(static_cast<std::size_t>(2 * rows), 7.0F);
+    attend_packed(*context, InputTensor<3>::dense(query.data(), {1, rows, 2}),
+                  InputTensor<3>::dense(key.data(), {1, keys, 2}), InputTensor<3>::dense(value.data(), {1, keys, 2}),
+                  query_offsets, key_offsets, {}, OutputTensor<3>::dense(out.data(), {1, rows, 2}));
+    std::int64_t wrong = 0;
+    for (std::size_t s = 0; s < static_cast<std::size_t>(count); ++s) {
+        const std::int64_t first = key_offsets[s];
+        for (std::int64_t i = query_offsets[s]; i < query_offsets[s + 1]; ++i) {
+            double want[2];
+            attend_by_hand(query.data() + 2 * i, key.data() + 2 * first, value.data() + 2 * first,
+                           key_offsets[s + 1] - first, want);
+            for (int d = 0; d < 2; ++d) {
+                wrong += std::abs(want[d] - static_cast<double>(out[static_cast<std::size_t>(2 * i + d)])) > 1e-5;
+            }
+        }
+    }
+    EXPECT_EQ(wrong, 0);
+    EXPECT_LT(context->scratch_bytes(), static_cast<std::size_t>(count) * 700 + (std::size_t{1} << 22))
+        << "a sequence takes more than its lists";
+}
+
+TEST(ExtremesTest, ABatchOfAMillionAndCachesByTheHundredThousand) {
+    const std::int64_t batch = emulated() ? 2000 : 1000000;
+    SmallResource memory(std::size_t{1} << 30);
+    Random random(seed_or(722));
+    {
+        const auto context = make_context(available_isas().back(), 2, &memory);
+        // one key each: the output is its value
+        std::vector<float> value(static_cast<std::size_t>(batch));
+        for (std::size_t i = 0; i < value.size(); ++i) value[i] = static_cast<float>(i % 8191) - 4000.0F;
+        std::vector<float> out(value.size(), 7.0F);
+        const InputTensor<4> one = InputTensor<4>::dense(value.data(), {batch, 1, 1, 1});
+        attend(*context, one, one, one, {}, OutputTensor<4>::dense(out.data(), {batch, 1, 1, 1}));
+        EXPECT_TRUE(same_bits(out, value));
+    }
+    // queries over the same cache: over a span and more, so that they are looked at for what they share
+    const TokenRows rows;
+    const auto context = make_context(available_isas().back(), 2, &memory);
+    const std::int64_t count = emulated() ? 60 : 100000;
+    const std::size_t length = emulated() ? 520 : 513;
+    const Tokens tokens = tokens_up_to(length);
+    KvCacheOptions options;
+    options.shape = rows.shape({});
+    KvCache cache(options);
+    rows.append(*context, cache, tokens, 0, length, 0);
+    const std::vector<float> expected = rows.attend(*context, cache, tokens, 1, 0);
+    const std::vector<float> query = rows.rows(tokens, length - 1, 1, 0, TokenRows::Kind::query);
+    std::vector<float> out(expected.size() * static_cast<std::size_t>(count));
+    std::vector<CachedQuery> queries;
+    queries.reserve(static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
+        queries.push_back(rows.cached(query.data(), cache, 1, 0, out.data() + i * expected.size()));
+    }
+    AttentionOptions window;  // (what a query sees is not the point)
+    window.window_left = 3;
+    attend(*context, queries, window);
+    const CachedQuery alone = rows.cached(query.data(), cache, 1, 0, std::vector<float>(expected.size()).data());
+    static_cast<void>(alone);
+    std::vector<float> want(expected.size());
+    const CachedQuery one = rows.cached(query.data(), cache, 1, 0, want.data());
+    attend(*context, std::span(&one, 1), window);
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < queries.size(); ++i) {
+        wrong += std::memcmp(out.data() + i * want.size(), want.data(), want.size() * sizeof(float)) != 0 ? 1U : 0U;
+    }
+    EXPECT_EQ(wrong, 0U);
+}
+
+// ------------------------------------------------------------------------------------------- heads of every size
+
+struct HeadsCase {
+    std::int64_t heads, kv_heads, head_dim, value_dim, q_len, kv_len;
+};
+
+void check_heads(const HeadsCase& h, const KvTypes& types, Random& random) {
+    AttentionCase c;
+    c.heads = h.heads;
+    c.kv_heads = h.kv_heads;
+    c.head_dim = h.head_dim;
+    c.value_dim = h.value_dim;
+    c.q_lens = {h.q_len};
+    c.kv_lens = {h.kv_len};
+    c.causal = true;
+    c.cache = types;
+    fill_normal(c, random);
+    if (h.heads > 1000) {  // as many slopes and logits as there are heads
+        c.alibi_slopes = alibi_slopes_for(h.heads);
+        c.sink_logits.resize(static_cast<std::size_t>(h.heads));
+        for (float& logit : c.sink_logits) logit = random.normal_f32();
+    }
+    SCOPED_TRACE(c.describe());
+    const bool codes = types.keys >= KvType::int8 || types.values >= KvType::int8;
+    const Expected want = expected(c);
+    const Expected stored = types == KvTypes{} ? want : expected(as_stored(c));
+    HEADLONG_FOR_EACH_ISA(isa) {
+        if (left_to_native_tests(isa)) continue;
+        for (const std::size_t threads : {1U, 3U}) {
+            Context& context = shared_context(isa, threads);
+            if (types == KvTypes{}) {
+                const Outcome plain = run(context, c, Route::plain);
+                EXPECT_TRUE(agrees(c, plain, want));
+                for (const Route route : {Route::cache, Route::paged, Route::packed}) {
+                    EXPECT_TRUE(same_bits(run(context, c, route), plain)) << to_string(route);
+                }
+                continue;
+            }
+            const Outcome cached = run(context, c, Route::cache);
+            EXPECT_TRUE(codes ? agrees_in_codes(c, cached, stored) : agrees(c, cached, stored));
+        }
+    }
+}
+
+TEST(ExtremesTest, HeadsOfOneElementAndOfFourThousand) {
+    Random random(seed_or(731));
+    HEADLONG_TRACE_SEED(random);
+    std::vector<HeadsCase> cases{
+        {2, 1, 1, 1, 3, 20},       {2, 2, 1, 4096, 3, 20}, {2, 1, 4096, 1, 3, 20},
+        {1, 1, 4096, 4096, 2, 70}, {3, 3, 4096, 5, 2, 40}, {1, 1, 4095, 4097, 1, 17},
+    };
+    if (emulated()) cases = {{1, 1, 1, 4096, 1, 17}, {1, 1, 4096, 1, 1, 17}};
+    for (const HeadsCase& h : cases) {
+        for (const KvTypes& types : {KvTypes{}, KvTypes{KvType::f16, KvType::bf16}, KvTypes{KvType::int8, KvType::int4},
+                                     KvTypes{KvType::int4, KvType::int8}}) {
+            check_heads(h, types, random);
+        }
+    }
+}
+
+TEST(ExtremesTest, AThousandHeads) {
+    Random random(seed_or(732));
+    HEADLONG_TRACE_SEED(random);
+    std::vector<HeadsCase> cases{
+        {1024, 1, 5, 3, 2, 40}, {1024, 1024, 5, 3, 2, 40}, {1024, 2, 16, 8, 1, 530},
+        {994, 14, 8, 8, 3, 20}, {1065, 15, 1, 1, 1, 100},  // 71 heads a group
+    };
+    if (emulated()) cases = {{1024, 1, 2, 1, 1, 17}, {1065, 15, 1, 2, 1, 5}};
+    for (const HeadsCase& h : cases) {
+        check_heads(h, {}, random);
+        check_heads(h, {KvType::int8, KvType::int8}, random);
+    }
+}
+
 }  // namespace
 }  // namespace headlong::test
