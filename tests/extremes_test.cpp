@@ -945,6 +945,45 @@ TEST(ExtremesTest, TheLargestCallsAskForWhatTheyNeed) {
     }
 }
 
+/// As if it had 64 threads: scratch is counted for as many.
+class WideExecutor final : public Executor {
+  public:
+    std::size_t concurrency() const noexcept override { return 64; }
+    void run(std::size_t tasks, Body body, void* state) override {
+        for (std::size_t task = 0; task < tasks; ++task) body(state, task, 0);
+    }
+};
+
+// Columns of which a row for each of 64 workers takes 2^64 bytes and a little more: nearly nothing, if it wraps.
+TEST(ExtremesTest, ScratchForAllWorkersIsCountedInMoreThan64Bits) {
+    ContextOptions options;
+    options.executor = std::make_shared<WideExecutor>();
+    Context context(options);
+    const float one = 1.0F;
+    float out = 7.0F;
+    {
+        const std::int64_t columns = 24019198012642656;  // of 12 bytes
+        const AttentionPart part{{&one, DType::f32, {1, 1, 1, columns}, {}}, {&one, DType::f32, {1, 1, 1}, {}}};
+        const OutputTensor<4> to{&out, DType::f32, {1, 1, 1, columns}, {1, 1, 1, 1}};
+        EXPECT_TRUE(says(refusal([&] { merge(context, std::span(&part, 1), to); }, ErrorCode::out_of_memory), "merge"));
+    }
+    {
+        const std::int64_t columns = two_to(58);
+        const RotaryTable table{.cosine = InputTensor<2>::dense(&one, {1, 1}),
+                                .sine = InputTensor<2>::dense(&one, {1, 1})};
+        const std::int64_t position = 0;
+        const InputTensor<3> row{&one, DType::f32, {1, 1, columns}, {}};
+        const OutputTensor<3> to{&out, DType::f32, {1, 1, columns}, {1, 1, 1}};
+        EXPECT_TRUE(says(refusal(
+                             [&] {
+                                 rotate(context, table, row, {&position, 1}, to);
+                             },
+                             ErrorCode::out_of_memory),
+                         "rotate"));
+    }
+    EXPECT_EQ(out, 7.0F);
+}
+
 // What lengths cut off is never read, and may lie anywhere.
 TEST(ExtremesTest, WhatIsNeverReadMayLieAtTheEndOfTheAddressSpace) {
     Context& context = shared_context(available_isas().back());
