@@ -7,6 +7,7 @@
 #include <limits>
 #include <numbers>
 
+#include "engine/carver.hpp"
 #include "engine/context_impl.hpp"
 #include "engine/parallel.hpp"
 #include "engine/rows.hpp"
@@ -216,7 +217,8 @@ void rotate_rows(Context::Impl& context, std::size_t half, RotaryPairing pairing
     const bool interleaved = pairing == RotaryPairing::interleaved;
     const kernels::KernelTable& kernels = context.kernels;
     auto workspace = context.workspaces.lend();
-    float* const scratch = workspace->workers.ensure_floats(context.executor->worker_slots() * region);
+    float* const scratch =
+        workspace->workers.ensure_floats(saturating_product(region, context.executor->worker_slots()));
 
     const auto rotate_position = [&](std::size_t i, std::size_t worker) noexcept {
         float* const own = scratch + worker * region;

@@ -116,7 +116,7 @@ void merge(Context& context, std::span<const AttentionPart> parts, const OutputT
         auto workspace = impl.workspaces.lend();
         const auto columns = static_cast<std::size_t>(value_dim);
         const std::size_t bytes = MergeScratch::bytes(columns);
-        std::byte* memory = workspace->workers.ensure(bytes * impl.executor->worker_slots());
+        std::byte* memory = workspace->workers.ensure(saturating_product(bytes, impl.executor->worker_slots()));
         const std::int64_t chunks = (rows + kTaskRows - 1) / kTaskRows;
         parallel_for(*impl.executor, static_cast<std::size_t>(batch * heads * chunks),
                      [&, rows = rows](std::size_t task, std::size_t worker) noexcept {
@@ -278,7 +278,7 @@ void attend_shared_prefix(Context& context, const KvCache& prefix, std::span<con
 
         const auto columns = static_cast<std::size_t>(shape.value_dim);
         const std::size_t bytes = MergeScratch::bytes(columns);
-        std::byte* memory = workspace->workers.ensure(bytes * impl.executor->worker_slots());
+        std::byte* memory = workspace->workers.ensure(saturating_product(bytes, impl.executor->worker_slots()));
         first = 0;
         for (std::size_t i = 0; i < queries.size(); ++i) {
             const std::int64_t start = first;
