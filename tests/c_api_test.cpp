@@ -592,6 +592,10 @@ TEST(CApiErrors, HostileNumbersAreRefusedByName) {
             EXPECT_EQ(plain.attend(c), HL_INVALID_ARGUMENT);
             EXPECT_TRUE(says(hl_context_message(c), std::string(names[i]) + ": rank is"));
             *tensors[i] = whole;
+            tensors[i]->data = nullptr;  // an lse would be left unwritten
+            EXPECT_EQ(plain.attend(c), HL_INVALID_ARGUMENT);
+            EXPECT_TRUE(says(hl_context_message(c), std::string(names[i]) + ": data is"));
+            *tensors[i] = whole;
         }
         hl_cache* cache = nullptr;
         hl_cache_options options = small_cache();

@@ -919,7 +919,9 @@ TEST(ThreadsTest, CachesOfAPoolThatRunsOutForAWhile) {
                 } catch (const HostsFault&) {
                     ++refused;
                 }
-                if (cache) EXPECT_EQ(cache->length(), static_cast<std::int64_t>(first));
+                if (cache) {
+                    EXPECT_EQ(cache->length(), static_cast<std::int64_t>(first));
+                }
                 if (i == 0 && refused.load() >= 20 && scarce.exchange(false)) {
                     memory.never_throw();
                     counted.never_fail();

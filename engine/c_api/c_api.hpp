@@ -9,11 +9,11 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <headlong/attention.hpp>
 #include <headlong/context.hpp>
 #include <headlong/error.hpp>
 #include <headlong/kv_cache.hpp>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -242,14 +242,25 @@ inline bool is_absent(const hl_tensor* tensor) noexcept {
     return tensor == nullptr || (tensor->rank == 0 && tensor->data == nullptr);
 }
 
+/// Of an optional tensor with a rank: a view without data would be taken for none, and left unread or unwritten.
+template <class View>
+View with_data(const char* name, View view) {
+    const bool empty = std::ranges::count(view.extents, 0) > 0 &&
+                       std::ranges::all_of(view.extents, [](std::int64_t extent) { return extent >= 0; });
+    if (view.data == nullptr && !empty) {
+        throw InvalidArgument(fmt::format("{}: data is NULL; a tensor that is not there is NULL or has rank 0", name));
+    }
+    return view;
+}
+
 /// One that need not be: NULL, or rank 0.
 template <std::size_t Rank>
 InputTensor<Rank> optional_input(const char* name, const hl_tensor* tensor) {
-    return is_absent(tensor) ? InputTensor<Rank>{} : input<Rank>(name, tensor);
+    return is_absent(tensor) ? InputTensor<Rank>{} : with_data(name, input<Rank>(name, tensor));
 }
 template <std::size_t Rank>
 OutputTensor<Rank> optional_output(const char* name, const hl_tensor* tensor) {
-    return is_absent(tensor) ? OutputTensor<Rank>{} : output<Rank>(name, tensor);
+    return is_absent(tensor) ? OutputTensor<Rank>{} : with_data(name, output<Rank>(name, tensor));
 }
 
 std::optional<AttentionMask> mask_of(const hl_mask* mask);

@@ -6,6 +6,7 @@ with is not made here: its name begins with `bug_`, and it is kept.
 """
 import json
 import pathlib
+import random
 import struct
 import sys
 
@@ -204,7 +205,31 @@ def saved_cache():
     yield "no_file", bytes([1]) + b"\0" * 20 + b"1HLCACHE"
 
 
-FUZZERS = {made.__name__: made for made in (safetensors, config_json, case_file, saved_cache)}
+def c_api():
+    draw = random.Random(5)
+    for i in range(12):
+        yield f"calls_{i}", draw.randbytes(150 + 60 * i)
+
+
+def tokenizer():
+    texts = ["It is a truth universally acknowledged, that a single man", "the thing in the inn\n\n  and <end> more",
+             "\u00e9\u00e8 \u4e2d\u6587 \U0001F600 a\u0301", "aaaa" * 40, "  \t\n 123 4567 don't we'll I'M", "<0x41><end>th"]
+    patterns = [r"\p{L}+|\p{N}{1,3}|\s+|[^\s\p{L}\p{N}]+", r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\s+(?!\S)|\s+|.",
+                r"(a+)+$", r"x*", r"(?=a)", r"\b", r"^", r"(.*)*b"]
+    for i, text in enumerate(texts):
+        yield f"bytes_{i}", b"\1" + text.encode()
+        yield f"fallback_{i}", b"\2" + text.encode()
+    for i, pattern in enumerate(patterns):
+        yield f"pattern_{i}", b"\3" + pattern.encode() + b"\0" + texts[i % len(texts)].encode()
+    small = {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}}
+    yield "small", b"\0" + json.dumps(small).encode() + b"\0abab"
+    small |= {"decoder": {"type": "Fuse"}, "normalizer": {"type": "NFC"},
+              "added_tokens": [{"id": 3, "content": "<x>", "special": True, "single_word": False, "lstrip": True,
+                                "rstrip": False, "normalized": False}]}
+    yield "added", b"\0" + json.dumps(small).encode() + b"\0ab<x>c"
+
+
+FUZZERS = {made.__name__: made for made in (safetensors, config_json, case_file, saved_cache, c_api, tokenizer)}
 
 for name in sys.argv[1:] or FUZZERS:
     folder = CORPUS / name
