@@ -100,7 +100,7 @@ bool changes_nothing(const ConfigReader& config, const std::string& key, const J
 
 void refuse_unhandled(const ConfigReader& config, const Family& family) {
     const std::set<std::string_view> handled = handled_keys(family);
-    for (const auto& [key, value] : config.json().items()) {
+    for (const auto& [key, value] : config.json().get_ref<const Json::object_t&>()) {
         if (handled.contains(key) || is_one_of(kHarmless, key)) continue;
         const std::string& name = key;
         const bool matters = std::ranges::any_of(
@@ -126,12 +126,14 @@ const Family& family_of(const ConfigReader& config) {
 
 kernels::Activation read_activation(const ConfigReader& config, const char* key, const char* missing) {
     const Json* value = config.find(key);
-    const Json name = value == nullptr ? Json(missing) : *value;
+    const std::string name = value == nullptr     ? missing
+                             : value->is_string() ? value->get_ref<const std::string&>()
+                                                  : ConfigReader::shown(*value);
     if (name == "silu" || name == "swish") return kernels::Activation::silu;
     if (name == "gelu") return kernels::Activation::gelu;
     if (name == "gelu_new" || name == "gelu_pytorch_tanh" || name == "gelu_fast") return kernels::Activation::gelu_tanh;
     config.unsupported(key, fmt::format("is {}; this version handles silu, gelu, gelu_new, gelu_pytorch_tanh",
-                                        ConfigReader::shown(name)));
+                                        value == nullptr ? name : ConfigReader::shown(*value)));
 }
 
 void read_sizes(const ConfigReader& config, const Family& family, DecoderConfig& decoder) {
@@ -209,9 +211,8 @@ std::vector<std::int32_t> tokens_of(const ConfigReader& config, const char* key,
     std::vector<std::int32_t> ids;
     const Json* value = config.find(key);
     if (value == nullptr) return ids;
-    for (const Json& id : value->is_array() ? *value : Json::array({*value})) {
-        ids.push_back(config.token(key, id, vocab_size));
-    }
+    if (!value->is_array()) return {config.token(key, *value, vocab_size)};
+    for (const Json& id : *value) ids.push_back(config.token(key, id, vocab_size));
     return ids;
 }
 
@@ -225,13 +226,15 @@ void read_ends(const ConfigReader& config, DecoderConfig& decoder) {
 }  // namespace
 
 void read_generation_config(std::string_view text, const std::string& name, DecoderConfig& config) {
-    const Json json = parse_json(text, name);
+    const JsonDocument document = parse_json(text, name);
+    const Json& json = document.root();
     if (!json.is_object()) throw BadFile(one_line(name) + ": is not a JSON object");
     read_ends(ConfigReader(json, name), config);
 }
 
 DecoderConfig parse_decoder_config(std::string_view text, const std::string& name) {
-    const Json json = parse_json(text, name);
+    const JsonDocument document = parse_json(text, name);
+    const Json& json = document.root();
     if (!json.is_object()) throw BadFile(one_line(name) + ": is not a JSON object");
     const ConfigReader whole(json, name);
     const Family& family = family_of(whole);

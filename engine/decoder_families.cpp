@@ -623,7 +623,7 @@ RotarySettings read_rotary(const ConfigReader& config, const Family& family, con
                                    "mscale",           "mscale_all_dim",
                                    "long_factor",      "short_factor"};
     if (settings) {
-        for (const auto& [key, value] : settings->json().items()) {
+        for (const auto& [key, value] : settings->json().get_ref<const Json::object_t&>()) {
             const std::string& name = key;
             if (std::ranges::none_of(kSettings, [&](const char* known) { return name == known; })) {
                 settings->not_handled(key);

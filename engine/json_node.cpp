@@ -1,7 +1,7 @@
 #include "engine/json_node.hpp"
 
-#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include <headlong/error.hpp>
 
@@ -22,43 +22,79 @@ std::string describe(const nlohmann::json& value) {
     return value.dump();
 }
 
-/// Watches a document while it is read.
-class Watch {
+/// Makes a document of what nlohmann's parser reads, and checks its nesting and keys. Not by that library's own: where
+/// memory is refused, what it has made so far ends in its destructor.
+class Builder final : public nlohmann::json_sax<nlohmann::json> {
   public:
-    explicit Watch(const std::string& file) : file_(file) {}
+    Builder(const std::string& file, nlohmann::json& root) : file_(file), root_(root) { open_.reserve(kDeepest); }
 
-    bool operator()(int, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
-        using Event = nlohmann::json::parse_event_t;
-        switch (event) {
-            case Event::object_start:
-            case Event::array_start:
-                if (keys_.size() == kDeepest) {
-                    throw BadFile(file_ + ": nests deeper than " + std::to_string(kDeepest) + " below the key " +
-                                  in_quotes(key_));
-                }
-                keys_.emplace_back();
-                break;
-            case Event::object_end:
-            case Event::array_end:
-                keys_.pop_back();
-                break;
-            case Event::key:
-                key_ = parsed.get_ref<const std::string&>();
-                if (!keys_.back().insert(key_).second) {
-                    throw BadFile(file_ + ": the key " + in_quotes(key_) + " is there twice in one object");
-                }
-                break;
-            case Event::value:
-                break;
+    bool null() override { return put(nullptr); }
+    bool boolean(bool value) override { return put(value); }
+    bool number_integer(number_integer_t value) override { return put(value); }
+    bool number_unsigned(number_unsigned_t value) override { return put(value); }
+    bool number_float(number_float_t value, const string_t&) override { return put(value); }
+    bool string(string_t& value) override { return put(std::move(value)); }
+    bool binary(binary_t&) override { return false; }  // text has none
+    bool start_object(std::size_t) override { return open(nlohmann::json::object()); }
+    bool start_array(std::size_t) override { return open(nlohmann::json::array()); }
+    bool end_object() override { return close(); }
+    bool end_array() override { return close(); }
+    bool key(string_t& value) override {
+        key_ = value;
+        if (open_.back()->get_ref<const nlohmann::json::object_t&>().contains(key_)) {
+            throw BadFile(file_ + ": the key " + in_quotes(key_) + " is there twice in one object");
         }
         return true;
     }
+    bool parse_error(std::size_t, const std::string&, const nlohmann::detail::exception& error) override {
+        if (const auto* at = dynamic_cast<const nlohmann::json::parse_error*>(&error); at != nullptr) {
+            throw BadFile(file_ + ": is not valid JSON at its byte " + std::to_string(at->byte));
+        }
+        throw BadFile(file_ + ": is not valid JSON: " + one_line(error.what()));
+    }
 
   private:
+    bool open(nlohmann::json container) {
+        if (open_.size() == kDeepest) {
+            throw BadFile(file_ + ": nests deeper than " + std::to_string(kDeepest) + " below the key " +
+                          in_quotes(key_));
+        }
+        open_.push_back(&place(std::move(container)));
+        return true;
+    }
+    bool close() {
+        open_.pop_back();
+        return true;
+    }
+    bool put(nlohmann::json value) {
+        place(std::move(value));
+        return true;
+    }
+    nlohmann::json& place(nlohmann::json value) {
+        if (open_.empty()) return root_ = std::move(value);
+        nlohmann::json& into = *open_.back();
+        if (into.is_array()) return into.get_ref<nlohmann::json::array_t&>().emplace_back(std::move(value));
+        return into.get_ref<nlohmann::json::object_t&>().emplace(key_, std::move(value)).first->second;
+    }
+
     const std::string& file_;
-    std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
+    nlohmann::json& root_;
+    std::vector<nlohmann::json*> open_;  ///< the containers around what comes next; each is its parent's newest value
     std::string key_;
 };
+
+/// Leaves nothing that has elements.
+void take_apart(nlohmann::json& value) noexcept {
+    if (value.is_array()) {
+        auto& elements = value.get_ref<nlohmann::json::array_t&>();
+        for (nlohmann::json& element : elements) take_apart(element);
+        elements.clear();
+    } else if (value.is_object()) {
+        auto& members = value.get_ref<nlohmann::json::object_t&>();
+        for (auto& member : members) take_apart(member.second);
+        members.clear();
+    }
+}
 
 }  // namespace
 
@@ -135,18 +171,17 @@ bool JsonNode::boolean_or(std::string_view key, bool otherwise) const {
     return node ? node->boolean() : otherwise;
 }
 
-nlohmann::json parse_json(std::string_view text, const std::string& file) {
+JsonDocument::~JsonDocument() { take_apart(root_); }
+
+JsonDocument parse_json(std::string_view text, const std::string& file) {
     // nlohmann's lexer takes a NUL for the end of the text, and never sees what follows
     if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
         throw BadFile(file + ": is not valid JSON at its byte " + std::to_string(nul + 1));
     }
-    try {
-        return nlohmann::json::parse(text, Watch(file));
-    } catch (const nlohmann::json::parse_error& error) {
-        throw BadFile(file + ": is not valid JSON at its byte " + std::to_string(error.byte));
-    } catch (const nlohmann::json::exception& error) {
-        throw BadFile(file + ": is not valid JSON: " + one_line(error.what()));
-    }
+    JsonDocument document;
+    Builder builder(file, document.root_);
+    nlohmann::json::sax_parse(text, &builder);
+    return document;
 }
 
 }  // namespace headlong

@@ -52,8 +52,24 @@ class JsonNode {
     std::string key_;
 };
 
+/// A whole document. nlohmann's destructor takes memory for values that have elements; this one takes them apart first:
+/// where memory is refused, a document ends like anything else.
+class JsonDocument {
+  public:
+    JsonDocument(JsonDocument&&) noexcept = default;
+    JsonDocument& operator=(JsonDocument&&) = delete;
+    ~JsonDocument();
+
+    const nlohmann::json& root() const noexcept { return root_; }
+
+  private:
+    friend JsonDocument parse_json(std::string_view text, const std::string& file);
+    JsonDocument() = default;
+    nlohmann::json root_;
+};
+
 /// Parses a document whose nesting and keys are checked: deeper than 64, or an object with one key twice, is refused,
 /// and so is a NUL byte, wherever it is.
-nlohmann::json parse_json(std::string_view text, const std::string& file);
+JsonDocument parse_json(std::string_view text, const std::string& file);
 
 }  // namespace headlong

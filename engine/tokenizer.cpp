@@ -144,7 +144,7 @@ struct Token {
 }  // namespace
 
 struct Tokenizer::Impl {
-    Impl(std::string_view json, const std::string& file) : Impl(parse_json(json, file), file) {}
+    Impl(std::string_view json, const std::string& file) : Impl(parse_json(json, file).root(), file) {}
     Impl(const nlohmann::json& document, const std::string& file)
         : Impl(JsonNode(document, file), part(document, file, "decoder")) {}
     Impl(const JsonNode& root, const JsonNode& decoder);

@@ -24,8 +24,8 @@ const std::string& name_of(const WeightFiles::Entry& entry) noexcept { return en
 
 /// File by file the tensors that an index promises.
 std::map<std::string, std::vector<std::string>, std::less<>> read_index(const std::string& path) {
-    const nlohmann::json document = parse_json(read_text(path, kMostIndexBytes), path);
-    const JsonNode root(document, path);
+    const JsonDocument document = parse_json(read_text(path, kMostIndexBytes), path);
+    const JsonNode root(document.root(), path);
     const JsonNode map = root.at("weight_map");
     std::map<std::string, std::vector<std::string>, std::less<>> files;
     for (const auto& [tensor, value] : map.object()) {

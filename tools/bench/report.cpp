@@ -229,7 +229,8 @@ std::string format_report(Format format, const Json& machine, const std::vector<
 
 Baseline::Baseline(const std::string& path) {
     const std::string text = read_text(path, std::uint64_t{1} << 28U);
-    const nlohmann::json report = parse_json(text, path);
+    const JsonDocument document = parse_json(text, path);
+    const nlohmann::json& report = document.root();
     if (!report.is_object() || !report.contains("rows") || !report["rows"].is_array()) {
         throw BadFile(fmt::format("--compare {}: is no report of bench -o json: it has no list of rows", path));
     }

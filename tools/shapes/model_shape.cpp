@@ -143,8 +143,8 @@ ModelShape read_model_shape(const std::string& path) {
     const std::string file =
         std::filesystem::is_directory(path, ignored) ? (std::filesystem::path(path) / "config.json").string() : path;
     const std::string shown = one_line(file);
-    const nlohmann::json document = parse_json(read_text(file, kMostConfigBytes), shown);
-    const JsonNode root(document, shown);
+    const JsonDocument document = parse_json(read_text(file, kMostConfigBytes), shown);
+    const JsonNode root(document.root(), shown);
     // a model that also sees or hears has its decoder in an object of its own
     const JsonNode config = find(root, {"text_config", "llm_config", "language_config"}).value_or(root);
     const std::string type = text_or_nothing(config, "model_type");
