@@ -132,13 +132,13 @@ std::shared_ptr<const KvCache::Impl::Rotaries> rotaries_of(const KvCacheOptions&
     using Rotaries = KvCache::Impl::Rotaries;
     const std::pmr::polymorphic_allocator<Rotaries> allocator(&memory);
     const auto& per_layer = options.layer_rotary;
-    return per_layer.empty() ? std::allocate_shared<const Rotaries>(allocator, 1, options.rotary)
-                             : std::allocate_shared<const Rotaries>(allocator, per_layer.begin(), per_layer.end());
+    return per_layer.empty() ? std::allocate_shared<Rotaries>(allocator, 1, options.rotary)
+                             : std::allocate_shared<Rotaries>(allocator, per_layer.begin(), per_layer.end());
 }
 
 std::shared_ptr<const KeyTransform> transform_of(const KvCacheOptions& options, std::pmr::memory_resource& memory) {
     const std::pmr::polymorphic_allocator<KeyTransform> allocator(&memory);
-    return std::allocate_shared<const KeyTransform>(
+    return std::allocate_shared<KeyTransform>(
         allocator,
         KeyTransform{{options.key_centre.begin(), options.key_centre.end(), &memory}, options.hadamard_keys});
 }
