@@ -978,8 +978,8 @@ TEST(ExtremesTest, ScratchForAllWorkersIsCountedInMoreThan64Bits) {
                              [&] {
                                  rotate(context, table, row, {&position, 1}, to);
                              },
-                             ErrorCode::out_of_memory),
-                         "rotate"));
+                             ErrorCode::invalid_argument),
+                         "rows: head_dim is 288230376151711744"));
     }
     EXPECT_EQ(out, 7.0F);
 }

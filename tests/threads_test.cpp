@@ -492,12 +492,6 @@ TEST(ThreadsTest, CallsInsideTheCallersLoops) {
                 check_jobs(*same, i);
             }
         });
-        // each in the other's arena: a thread waits inside one for a place in the other
-        on_threads(4, [&](std::size_t i) {
-            tbb::task_arena& outer = i % 2 == 0 ? arena : other;
-            Context& inner = i % 2 == 0 ? *apart : *same;
-            outer.execute([&] { tbb_loop(calls / 2, check(inner)); });
-        });
         // tasks that wait for others
         watched([&] {
             arena.execute([&] {

@@ -19,9 +19,10 @@ namespace headlong::test {
 /// oneTBB has as many threads as the machine has processors and, asked for more, prints a warning and does not give
 /// them. Tests that need 5 threads on 2 processors raise the limit first.
 inline void allow_threads(std::size_t threads) {
-    static std::vector<std::unique_ptr<tbb::global_control>> limits;
+    static std::unique_ptr<tbb::global_control> limit;  // one: of several the least counts
     if (threads > tbb::global_control::active_value(tbb::global_control::max_allowed_parallelism)) {
-        limits.push_back(std::make_unique<tbb::global_control>(tbb::global_control::max_allowed_parallelism, threads));
+        limit.reset();
+        limit = std::make_unique<tbb::global_control>(tbb::global_control::max_allowed_parallelism, threads);
     }
 }
 

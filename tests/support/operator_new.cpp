@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <limits>
 #include <new>
 
 namespace {
@@ -36,6 +37,7 @@ void* counted(std::size_t bytes, std::size_t alignment) {
     calls.fetch_add(1, std::memory_order_relaxed);
     all_bytes.fetch_add(bytes, std::memory_order_relaxed);
     const std::size_t size = bytes == 0 ? 1 : bytes;
+    if (size > std::numeric_limits<std::size_t>::max() - alignment) throw std::bad_alloc();
     void* p = alignment == 0 ? std::malloc(size)
                              : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
     if (p == nullptr) throw std::bad_alloc();
@@ -58,10 +60,24 @@ std::size_t headlong::test::refuse_no_more() noexcept {
     return refused;
 }
 
-// The array and nothrow forms call these two.
+// The array forms call these. (Of the nothrow forms a sanitizer has its own, whose memory it would not see freed here.)
 void* operator new(std::size_t bytes) { return counted(bytes, 0); }
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
     return counted(bytes, static_cast<std::size_t>(alignment));
+}
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+    try {
+        return counted(bytes, 0);
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
+}
+void* operator new(std::size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+    try {
+        return counted(bytes, static_cast<std::size_t>(alignment));
+    } catch (const std::bad_alloc&) {
+        return nullptr;
+    }
 }
 void operator delete(void* p) noexcept { give_back(p); }
 void operator delete(void* p, std::size_t) noexcept { give_back(p); }
