@@ -11,6 +11,7 @@
 #include <fstream>
 #include <headlong/error.hpp>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 namespace headlong {
@@ -106,8 +107,7 @@ ProcessorSet choose_processors(const std::string& text, const std::string& devic
     if (!named) {
         throw InvalidArgument(
             fmt::format("ContextOptions: processors is \"{}\"; allowed: \"performance\", \"node\" and a number, a list "
-                        "as \"0-3,8\" "
-                        "of numbers below {}",
+                        "as \"0-3,8\" of numbers below {}",
                         text, ProcessorSet().size()));
     }
     *named &= *allowed;

@@ -30,6 +30,7 @@
 #include "tests/support/refusal.hpp"
 #include "tests/support/sparse.hpp"
 #include "tests/support/token_rows.hpp"
+#include "tests/support/wide_executor.hpp"
 
 namespace headlong::test {
 namespace {
@@ -945,19 +946,10 @@ TEST(ExtremesTest, TheLargestCallsAskForWhatTheyNeed) {
     }
 }
 
-/// As if it had 64 threads: scratch is counted for as many.
-class WideExecutor final : public Executor {
-  public:
-    std::size_t concurrency() const noexcept override { return 64; }
-    void run(std::size_t tasks, Body body, void* state) override {
-        for (std::size_t task = 0; task < tasks; ++task) body(state, task, 0);
-    }
-};
-
 // Columns of which a row for each of 64 workers takes 2^64 bytes and a little more: nearly nothing, if it wraps.
 TEST(ExtremesTest, ScratchForAllWorkersIsCountedInMoreThan64Bits) {
     ContextOptions options;
-    options.executor = std::make_shared<WideExecutor>();
+    options.executor = std::make_shared<WideExecutor>(64);
     Context context(options);
     const float one = 1.0F;
     float out = 7.0F;

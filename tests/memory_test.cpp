@@ -18,6 +18,7 @@
 #include "tests/support/command_line.hpp"
 #include "tests/support/isas.hpp"
 #include "tests/support/shared_data.hpp"
+#include "tests/support/wide_executor.hpp"
 #include "tests/support/write_safetensors.hpp"
 #include "tools/measure/memory.hpp"
 #include "tools/shapes/model_shape.hpp"
@@ -40,20 +41,6 @@ TEST(MemoryPlanTest, WeightsByHand) {  // decoder_test compares with what loadin
               (6 * (2 * 192 + 2 * 64 + 3 * 512) * 192 + 192 * 1024) * 2U);  // bfloat16
 }
 
-/// Says that it has many threads, which an arena of oneTBB has only where the machine has them.
-class WideExecutor final : public Executor {
-  public:
-    explicit WideExecutor(std::size_t threads) : threads_(threads) {}
-    std::size_t concurrency() const noexcept override { return threads_; }
-    std::size_t worker_slots() const noexcept override { return threads_ + 1; }
-    void run(std::size_t tasks, Body body, void* state) override {
-        for (std::size_t task = 0; task < tasks; ++task) body(state, task, task % threads_);
-    }
-
-  private:
-    std::size_t threads_;
-};
-
 TEST(MemoryPlanTest, ScratchIsWhatGeneratingLeaves) {
     const DecoderConfig config = config_of(austen());
     std::vector<std::int32_t> tokens;
@@ -63,7 +50,7 @@ TEST(MemoryPlanTest, ScratchIsWhatGeneratingLeaves) {
             if (emulated() && depth > 100) continue;
             SCOPED_TRACE(std::to_string(threads) + " threads, " + std::to_string(depth) + " tokens");
             ContextOptions context_options;
-            context_options.executor = std::make_shared<WideExecutor>(threads);
+            context_options.executor = std::make_shared<WideExecutor>(threads, threads + 1);
             Context context(context_options);
             const Model model(context, austen());
             const KvTypes types{depth == 5       ? KvType::int4
@@ -194,11 +181,10 @@ TEST_F(MemoryCommandTest, EveryPresetPrints) {
 }
 
 TEST_F(MemoryCommandTest, WhatTheEngineDoesNotRunIsNotGuessed) {
-    const json printed =
-        plan(write(
-                 R"({"architectures": ["OtherForCausalLM"], "hidden_size": 64, "num_hidden_layers": 3,
+    const json printed = plan(write(
+                                  R"({"architectures": ["OtherForCausalLM"], "hidden_size": 64, "num_hidden_layers": 3,
             "num_attention_heads": 4, "sliding_window": 7})") +
-             " -d 100");
+                              " -d 100");
     EXPECT_EQ(printed["rows"][0]["weight_bytes"], nullptr);
     EXPECT_EQ(printed["weights_are"], "not known");
     ASSERT_EQ(printed["notes"].size(), 2U) << printed;

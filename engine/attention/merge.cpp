@@ -94,7 +94,7 @@ constexpr std::int64_t kTaskRows = 64;
 void merge(Context& context, std::span<const AttentionPart> parts, const OutputTensor<4>& output,
            const OutputTensor<3>& lse) {
     check_output("output", output);
-    // not bound by their names: lambdas cannot capture those everywhere
+    // no structured binding: clang warns of lambdas that capture one
     const std::int64_t batch = output.extents[0];
     const std::int64_t heads = output.extents[1];
     const std::int64_t rows = output.extents[2];
@@ -119,7 +119,7 @@ void merge(Context& context, std::span<const AttentionPart> parts, const OutputT
         std::byte* memory = workspace->workers.ensure(saturating_product(bytes, impl.executor->worker_slots()));
         const std::int64_t chunks = (rows + kTaskRows - 1) / kTaskRows;
         parallel_for(*impl.executor, static_cast<std::size_t>(batch * heads * chunks),
-                     [&, rows = rows](std::size_t task, std::size_t worker) noexcept {
+                     [&](std::size_t task, std::size_t worker) noexcept {
                          Carver carver(memory + worker * bytes);
                          const MergeScratch scratch(carver, columns);
                          const std::int64_t chunk = static_cast<std::int64_t>(task) % chunks;

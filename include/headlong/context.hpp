@@ -76,8 +76,8 @@ struct ContextOptions {
                                                   ///< and be thread-safe; nullptr = aligned operator new
     /// The processors that the context's threads keep to, and callers while they are inside of a call: "performance",
     /// the performance cores of a machine that has others beside them; "node1", those of a NUMA node, whose memory then
-    /// holds what the context's threads write first; or a list, "0-3,8". Empty: wherever the system places them, which
-    /// on most machines is performance cores first. Not with `executor`. `threads` = 0 then counts no others.
+    /// holds what the context's threads write first; or a list, "0-3,8". Empty: wherever the system places them.
+    /// Not with `executor`. `threads` = 0 then counts no others.
     /// Linux; elsewhere, and without oneTBB, Unsupported.
     std::string processors = {};
 };
