@@ -50,7 +50,8 @@ struct Kind {
 
 const std::vector<Kind>& kinds() {
     static const std::vector<Kind> all{{"plain", 400, false, 0, 512, {}},
-                                       {"plain with sinks", 400, false, 67, 512, {}},
+                                       {"plain with sinks", 400, false, 5, 512, {}},
+                                       {"plain with a block of sinks", 400, false, 67, 512, {}},
                                        {"ring", 90, true, 0, 40, {}},
                                        {"ring with sinks", 150, true, 67, 70, {}},
                                        {"windows", 400, false, 0, 50, {0, 33}},
